@@ -160,7 +160,7 @@ check("9.4", account)
 # ## 9.5 Bug hunt: a wait that comes too early
 #
 # (difficulty 2 of 3, 25 minutes) A kernel has one warp group, two buffers for K and two for S.
-# For each of 128 queries it sums the exponentials of its scores.
+# For each of its `M` queries it sums the exponentials of the scores.
 # (Scores are small here, so no maximum is subtracted.)
 #
 # The author's plan: while the tensor core computes the S of block j, the exp2 units work on block j − 1.
@@ -170,7 +170,8 @@ check("9.4", account)
 # Move it to the right one.
 # Before you do: which buffer, other than S, is free only after it?
 #
-# Limit: at most 3,500 modelled cycles, and 1,700 more per block of 128 keys.
+# Limit: at most 3,500 modelled cycles, and 1,700 more per block of keys.
+# `M` is 64 or 128, `N` too, and `D` is 32 or 128.
 
 
 # %% tags=["ex-9.5"]
@@ -215,7 +216,7 @@ check("9.5", sums_kernel)
 # ## 9.6 The next product before this softmax
 #
 # (difficulty 3 of 3, 40 minutes) The chapter says that the same warps could start the product for the next S early.
-# Write that kernel: attention for one tile of 128 queries, one warp group, no tasks.
+# Write that kernel: attention for one tile of `M` queries, one warp group, no tasks.
 # Two waits of version 1 must move.
 # While the exp2 units work on block j, the tensor core should compute the S of block j + 1; and the wait for block j's PV may come a step later.
 #
@@ -227,7 +228,8 @@ check("9.5", sums_kernel)
 #
 # `blocks` is at least 1.
 # Scores may be huge or very negative; every row has visible keys.
-# Limit: at most 3,000 modelled cycles, and 1,700 more per block of 64 keys.
+# Limit: at most 3,000 modelled cycles, and 1,700 more per block of keys.
+# `M` is 64 or 128, `N` and `D` are 32 or 64.
 #
 # Given, in the next cell: `load_box` starts a copy, and `softmax_step` is that of chapter 04, in base 2.
 

@@ -157,6 +157,7 @@ check("10.4", row_sum_kernel)
 # The tensor core is not your thread: `async_dot` returns before the product is done.
 # The report names two accesses to one buffer that nothing orders.
 # Fix the order, not the numbers, and keep three async tasks and tensor memory, as given.
+# M is 64 or 128, N and K are 32, 64 or 128.
 
 
 # %% tags=["ex-10.5"]
@@ -200,7 +201,7 @@ check("10.5", gemm_kernel)
 #
 # Launched on one program.
 # Descriptors for A `[M, K]` and B `[K, N]`, bf16; `c` and `out` are `[M, N]` fp32, contiguous.
-# M is 128, N and K are 64 or 128.
+# M, N and K are 64 or 128.
 
 
 # %% tags=["ex-10.6"]

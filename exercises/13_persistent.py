@@ -331,9 +331,9 @@ check("13.4", surplus_kernel)
 # %% [markdown]
 # ## 13.5 Bug hunt: O leaves through Q's buffer
 #
-# (difficulty 3 of 3, 40 minutes) A static persistent kernel on the tensor core: `out = sum over blocks of Q K^T`, in bf16, with `Q`, `K` blocks and the output tile all of `[64, 64]`.
+# (difficulty 3 of 3, 40 minutes) A static persistent kernel on the tensor core: `out = sum over blocks of Q K^T`, in bf16, with `Q`, `K` blocks and the output tile all of `[BM, D]`.
 # Roles: epilogue (default), mma, load, store.
-# Q has two buffers, which tiles take in turn.
+# Tiles take both buffers of Q in turn, and the ring of K has STAGES buffers and uses them all.
 #
 # Shared memory is scarce, so the result leaves through the buffer of the tile's own Q: the epilogue writes it there once the tile's last product is done, and the store role sends it by TMA.
 # `q_empties` says that the products have read Q.
@@ -342,8 +342,8 @@ check("13.4", surplus_kernel)
 # The kernel is right for one tile and for two.
 # Run the check, see which two accesses the report names, and fix the kernel.
 # Fences count here.
-# `BM = D = 64`, and there are 1, 2 or 3 `STAGES`.
-# O keeps leaving through Q's buffer (all of shared memory together: at most 34,000 bytes with two stages), and the loads still run ahead of the products: eight tiles of two blocks each take at most 16,000 modelled cycles.
+# `BM = D` is 64 or 128, and there are 1, 2 or 3 `STAGES`.
+# O keeps leaving through Q's buffer (with `BM` = 64 and two stages all of shared memory together takes at most 34,000 bytes), and the loads still run ahead of the products: eight tiles of 64 rows with two blocks each take at most 16,000 modelled cycles.
 
 
 # %% tags=["ex-13.5"]

@@ -92,7 +92,8 @@ def reuse(stages, STAGES: tl.constexpr, BM: tl.constexpr, NCOL: tl.constexpr):
 # Run the check, repair what it finds, run it again: each fault hides the next.
 # All blocks are whole here, so nothing needs to be clipped.
 # Only `reduce_sketch` is yours; the kernel stays as it is.
-# The two stages must overlap, so waiting for all stores before each slice is too slow: at most 8,000 modelled cycles, and 4,700 more per block after the first.
+# `BM` is 64 or 128, `D` is 32, 64 or 128, `NCOL` is 16 or 32, and the number of slices is even.
+# The two stages must overlap, so waiting for all stores before each slice is too slow: at most 8,000 modelled cycles, and 4,700 more per block after the first (one program, `BM` = 128, `D` = 64, `NCOL` = 16).
 
 
 # %% tags=["ex-14.1"]
@@ -154,7 +155,8 @@ check("14.1", sketch_kernel)
 # ## 14.2 The reduce role, staged and clipped
 #
 # (difficulty 2 of 3, 30 minutes) Now from scratch, and for jagged sequences.
-# Write `reduce_role`, with `STAGES` (1, 2, 3 or 4) stages of `NCOL` columns.
+# Write `reduce_role`: slices take all `STAGES` stages in turn, 1, 2, 3 or 4 of them, of `NCOL` columns each.
+# `BM` is 64 or 128, `D` is 32, 64 or 128, `NCOL` is 16 or 32.
 #
 # * `dq_desc` is dQ `[rows, D]` in fp32, packed: the rows after a sequence's last query belong to the next sequence.
 #   The stages' boxes always have `BM` rows, so a last block that is not full reaches into the next sequence.
@@ -343,8 +345,9 @@ check("14.3", seat_kernel)
 # The last `HELD` slices (0 to `SLICES`) must leave tensor memory *before* the role waits for a stage for any of them.
 # Arrive on `dq_empties[0]` as soon as they have been loaded.
 #
+# `B` is 64 or 128.
 # Time is checked as well.
-# A launch may take at most as many modelled cycles as the table says:
+# A launch with `B` = 128 may take at most as many modelled cycles as the table says:
 #
 # | blocks | columns of dQ | stages | held | cycles |
 # |---|---|---|---|---|

@@ -34,7 +34,7 @@ progress()
 
 # %% [markdown]
 # The next cell is given: the helpers of the chapter.
-# Tiles have 128 rows and 32 columns, slices are 16 or 32 wide, and all sizes come from the descriptors' boxes.
+# Tiles have 64 or 128 rows and 32 or 64 columns, slices are 16 or 32 wide, and all sizes come from the descriptors' boxes.
 
 
 # %%
@@ -351,7 +351,7 @@ check("11.4", early_kernel)
 # A fence was tried and did not help.
 #
 # Fix it, and leave the rest: P stays over S (at most 128 columns of tensor memory), both products read tensor memory as given, and two async tasks.
-# It is launched with `num_warps=8`.
+# It is launched with `num_warps=8`; `BM` is 64 or 128, `BH` and `D` are 32 or 64, `K` is 16 or 32.
 
 
 # %% tags=["ex-11.5"]

@@ -3,8 +3,10 @@
     python tools/find_gaps.py 10 15.5
 
 Two kinds: a number that the exercise hands over is ignored (its value in one of the cases stands there instead), and what stands
-beside a loop is left out when the loop has no turns. A number that is the same in every case is named, too. Not every line is a
-gap: a number may not matter, and what is skipped may be nothing. Look at each, and close what is one with a case or a limit.
+beside a loop is left out when the loop has no turns. A number that is the same in every case is named, too. A side of a
+descriptor's box counts as a number, and a number is ignored in each of the learner's functions, one after the other. Not every
+line is a gap: a number may not matter, and what is skipped may be nothing. Look at each, and close what is one with a case or a
+limit.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class _Recorder:
 
 
 def given_values(exercise: Exercise, case: Case, names: list[str]) -> dict[str, Any]:
-    """Return the plain values that the answer is handed in one case, by parameter."""
+    """Return the plain values that the answer is handed in one case, by parameter; sides of boxes as "a_desc.block_shape[0]"."""
     args, kwargs = case.args, case.kwargs
     if exercise.call is not None:
         try:
@@ -54,12 +56,17 @@ def given_values(exercise: Exercise, case: Case, names: list[str]) -> dict[str, 
             args, kwargs = seen.args
         except Exception:  # noqa: BLE001  a launch that is made in another way
             return {}
-    values = dict(zip(names, args)) | dict(kwargs)
-    return {name: value for name, value in values.items() if name in names and isinstance(value, _PLAIN)}
+    values = {name: value for name, value in (dict(zip(names, args)) | dict(kwargs)).items() if name in names}
+    sides = {
+        f"{name}.block_shape[{axis}]": side
+        for name, value in values.items()
+        for axis, side in enumerate(getattr(value, "block_shape", ()))
+    }
+    return sides | {name: value for name, value in values.items() if isinstance(value, _PLAIN)}
 
 
 class _Pinned(ast.NodeTransformer):
-    """Puts a value in place of a name that is read."""
+    """Puts a value in place of a name, or of a side of a descriptor's box, that is read."""
 
     def __init__(self, name: str, value: Any):
         self.name, self.value = name, value
@@ -67,6 +74,11 @@ class _Pinned(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.AST:
         is_read = node.id == self.name and isinstance(node.ctx, ast.Load)
         return ast.copy_location(ast.Constant(self.value), node) if is_read else node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if ast.unparse(node) == self.name:
+            return ast.copy_location(ast.Constant(self.value), node)
+        return self.generic_visit(node)
 
     def visit_keyword(self, node: ast.keyword) -> ast.AST:
         return self.generic_visit(node)
@@ -125,21 +137,29 @@ def _function(tree: ast.Module, name: str) -> ast.FunctionDef:
 def answers(exercise: Exercise, solution: str) -> Iterator[tuple[str, str]]:
     """Yield (what is careless, cell)."""
     tree = ast.parse(solution)
-    function = _function(tree, exercise.name)
-    names = [a.arg for a in function.args.posonlyargs + function.args.args + function.args.kwonlyargs]
+    names = _parameters(_function(tree, exercise.name))
     seen: dict[str, list[Any]] = {}
     for case in cases_of(exercise, 0):
         if not case.raises:
             for name, value in given_values(exercise, case, names).items():
                 kept = seen.setdefault(name, [])
                 kept += [value] if value not in kept else []
-    used = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    for name, values in seen.items():
-        if name in used:
-            for value in values[:3]:
-                only = " (the same in every case)" if len(values) == 1 else ""
-                yield f"{name} is {value!r}, whatever it is{only}", pinned(tree, exercise.name, name, value)
+    given = exercise.kept.names if exercise.kept else ()
+    for function in tree.body:
+        if not isinstance(function, ast.FunctionDef) or function.name in given:
+            continue
+        read = {ast.unparse(n) for n in ast.walk(function) if isinstance(n, ast.Name | ast.Subscript)}
+        where = "" if function.name == exercise.name else f" in {function.name}"
+        for name, values in seen.items():
+            if name in read and name.split(".")[0] in _parameters(function):
+                for value in values[:3]:
+                    only = " (the same in every case)" if len(values) == 1 else ""
+                    yield f"{name} is {value!r}{where}, whatever it is{only}", pinned(tree, function.name, name, value)
     yield from without_empty_turns(tree)
+
+
+def _parameters(function: ast.FunctionDef) -> list[str]:
+    return [a.arg for a in function.args.posonlyargs + function.args.args + function.args.kwonlyargs]
 
 
 def main() -> None:

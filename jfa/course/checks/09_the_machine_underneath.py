@@ -736,12 +736,17 @@ def account(events, needs):
 def _sums_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, blocks, **scale):
-        q, k = (torch.randn(n, 128, generator=g).to(torch.bfloat16) for n in (128, 128 * blocks))
-        return Case(name, (q, k, 128), scale)
+    def case(name, blocks, rows=128, keys=128, dim=128, **scale):
+        q, k = (torch.randn(n, dim, generator=g).to(torch.bfloat16) for n in (rows, keys * blocks))
+        return Case(name, (q, k, keys), scale)
 
     several = [case(f"{n} block{'s' * (n > 1)} of 128 keys", n) for n in (1, 2, 3, 8)]
-    return [*several, case("2 blocks of 128 keys, a scale of 0.05", 2, scale=0.05)]
+    return [
+        *several,
+        case("2 blocks of 128 keys, a scale of 0.05", 2, scale=0.05),
+        case("3 blocks of 128 keys, 64 queries, D = 32", 3, rows=64, dim=32),
+        case("2 blocks of 64 keys, 128 queries, D = 128", 2, keys=64),
+    ]
 
 
 def _sums_launch(kernel, q, k, block, scale=None):
@@ -789,7 +794,7 @@ SUMS = Exercise(
             "in time",
             "cycles",
             at_most=_sums_limit,
-            text="at most 3,500 modelled cycles, and 1,700 more per block of 128 keys",
+            text="at most 3,500 modelled cycles, and 1,700 more per block of keys",
         ),
     ),
     hints=(
@@ -798,6 +803,14 @@ SUMS = Exercise(
         "Wait at the top of the round, before the load: if j > 0, for s_fulls[other], with the phase of block j - 1: ((j - 1) // 2) & 1.",
     ),
     mutants=(
+        Mutant(
+            "bytes of 128 x 128",
+            "the announced bytes depend on N and D.",
+            caught_by="runs",
+            edit=("tlx.barrier_expect_bytes(k_fulls[0], 2 * N * D)", "tlx.barrier_expect_bytes(k_fulls[0], 32768)"),
+            expect="k_fulls",
+            recognise=False,
+        ),
         Mutant(
             "the wait is deleted",
             "nothing orders the product and the loads of S.",
@@ -945,12 +958,12 @@ DIM, KEYS = 64, 64
 def _early_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, blocks, lift=1.0, **scale):
+    def case(name, blocks, lift=1.0, rows=128, keys=KEYS, dim=DIM, **scale):
         q, k, v = (
-            (torch.randn(n, DIM, generator=g) * f).to(torch.bfloat16)
-            for n, f in ((128, lift), (KEYS * blocks, 1.0), (KEYS * blocks, 1.0))
+            (torch.randn(n, dim, generator=g) * f).to(torch.bfloat16)
+            for n, f in ((rows, lift), (keys * blocks, 1.0), (keys * blocks, 1.0))
         )
-        return Case(name, (q, k, v, KEYS), scale)
+        return Case(name, (q, k, v, keys), scale)
 
     def hard(names):
         """Give row r scores of the kind names[r % len]: q picks a column of k, and 8 / sqrt(64) is 1."""
@@ -970,6 +983,8 @@ def _early_cases(seed):
         hard(["near -30000"]),
         case("eight blocks, large scores", 8, lift=3.0),
         case(f"two blocks, a scale of {kinds.OWN_SCALE}", 2, scale=kinds.OWN_SCALE),
+        case("three blocks of 64 keys, 64 queries, D = 32", 3, rows=64, dim=32),
+        case("three blocks of 32 keys, 128 queries, D = 64", 3, keys=32),
     ]
 
 
@@ -1003,7 +1018,7 @@ def _in_bf16(q, k, v, block, scale=None):
 
 
 def _early_limit(case):
-    return 3_000 + 1_700 * (len(case.args[1]) // KEYS)
+    return 3_000 + 1_700 * (len(case.args[1]) // case.args[3])
 
 
 _K_AGAIN = (
@@ -1044,7 +1059,7 @@ EARLY = Exercise(
             "in time",
             "cycles",
             at_most=_early_limit,
-            text="at most 3,000 modelled cycles, and 1,700 more per block of 64 keys",
+            text="at most 3,000 modelled cycles, and 1,700 more per block of keys",
         ),
     ),
     hints=(
@@ -1054,6 +1069,14 @@ EARLY = Exercise(
         "load v[nxt] for j + 1; store P; wait v_fulls[now]; start PV. After the loop wait for the last PV.",
     ),
     mutants=(
+        Mutant(
+            "blocks of 64 keys for good",
+            "Rows of a block were counted in blocks of 64 keys. A block has N keys.",
+            edit=(
+                ("k_fulls[now], (j + 2) * N, BYTES)", "k_fulls[now], (j + 2) * 64, BYTES)"),
+                ("v_fulls[nxt], (j + 1) * N, BYTES)", "v_fulls[nxt], (j + 1) * 64, BYTES)"),
+            ),
+        ),
         Mutant(
             "scale made from D",
             "The scale is handed over; a caller may want another than 1/sqrt(D).",

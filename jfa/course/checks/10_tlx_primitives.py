@@ -590,8 +590,8 @@ def row_sum_kernel(x_desc, out_ptr, chunks, ROWS: tl.constexpr, COLS: tl.constex
 def _gemm_cases(seed):
     g = _rng(seed)
 
-    def case(name, steps, n=64, k=64):
-        a = torch.randn(128, steps * k, generator=g).to(torch.bfloat16)
+    def case(name, steps, n=64, k=64, m=128):
+        a = torch.randn(m, steps * k, generator=g).to(torch.bfloat16)
         b = torch.randn(steps * k, n, generator=g).to(torch.bfloat16)
         return Case(name, (a, b, steps))
 
@@ -601,6 +601,7 @@ def _gemm_cases(seed):
         case("two slices", 2),
         case("five slices", 5, k=32),
         case("two slices, 128 columns", 2, n=128, k=32),
+        case("three slices, 64 rows", 3, n=32, k=64, m=64),
     ]
 
 
@@ -681,6 +682,14 @@ GEMM = Exercise(
     ),
     mutants=(
         Mutant(
+            "128 rows for good",
+            "the announced bytes depend on M.",
+            caught_by="runs",
+            edit=("2 * (M * K + K * N)", "2 * (128 * K + K * N)"),
+            expect="full",
+            recognise=False,
+        ),
+        Mutant(
             "frees the buffers before the product",
             "the given kernel's mistake in another form.",
             caught_by="runs",
@@ -760,12 +769,12 @@ def gemm_kernel(a_desc, b_desc, out_ptr, steps, M: tl.constexpr, N: tl.constexpr
 def _add_cases(seed):
     g = _rng(seed)
 
-    def case(name, n, k):
-        a = torch.randn(128, k, generator=g).to(torch.bfloat16)
+    def case(m, n, k):
+        a = torch.randn(m, k, generator=g).to(torch.bfloat16)
         b = torch.randn(k, n, generator=g).to(torch.bfloat16)
-        return Case(name, (a, b, 5.0 * torch.randn(128, n, generator=g)))
+        return Case(f"{m} x {n} x {k}", (a, b, 5.0 * torch.randn(m, n, generator=g)))
 
-    return [case("128 x 64 x 64", 64, 64), case("128 x 128 x 64", 128, 64), case("128 x 64 x 128", 64, 128)]
+    return [case(128, 64, 64), case(128, 128, 64), case(128, 64, 128), case(64, 128, 64), case(64, 64, 128)]
 
 
 def _add_launch(kernel, a, b, c):
@@ -808,6 +817,14 @@ GEMM_ADD = Exercise(
         "expect 2 * (M * K + K * N) bytes; load a and b; local_store(acc[0], tl.load(c_ptr + at)); wait loaded; async_dot; wait done; store local_load(acc[0]).",
     ),
     mutants=(
+        Mutant(
+            "128 rows for good",
+            "the announced bytes depend on M.",
+            caught_by="runs",
+            edit=("2 * (M * K + K * N)", "2 * (128 * K + K * N)"),
+            expect="loaded",
+            recognise=False,
+        ),
         Mutant(
             "reads before the product is done",
             "async_dot returns at once.",

@@ -7,7 +7,7 @@ from jfa.course.kinds import unwritten  # noqa: F401  launches use it
 from jfa.course.spec import Case, Exercise, Kept, Limit, Mutant, Output
 
 SCHEDULES = 4  # eager, lazy and two random ones: see the launch functions
-ROWS, COLUMNS = 128, 32  # of a tile
+ROWS, COLUMNS = 128, 32  # of a tile, unless a case says otherwise
 
 
 def _rng(seed):
@@ -70,8 +70,8 @@ def _one_buffer(*edit):
 def _ring_cases(seed):
     g = _rng(seed)
 
-    def case(name, steps, stages, depth=32, beyond=0):
-        return Case(name, (*_operands(g, ROWS, steps * depth, COLUMNS, beyond), steps, stages, depth))
+    def case(name, steps, stages, depth=32, beyond=0, rows=ROWS, columns=COLUMNS):
+        return Case(name, (*_operands(g, rows, steps * depth, columns, beyond), steps, stages, depth))
 
     return [
         case("one slice, one stage", 1, 1),
@@ -81,6 +81,7 @@ def _ring_cases(seed):
         case("seven slices, three stages", 7, 3),
         case("two slices, three stages: the ring never goes round", 2, 3),
         case("a neighbor's NaN beyond the last slice", 5, 3, depth=16, beyond=16),
+        case("three slices, a tile of 64 x 64", 3, 2, rows=64, columns=64),
     ]
 
 
@@ -90,12 +91,11 @@ def _ring_launch(kernel, a, b, steps, stages, depth):
 
     import jfa.emulator as emulator
 
-    results = []
+    results, rows, columns = [], a.shape[0], b.shape[1]
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-        out = unwritten(128, 32)
-        boxes = [
-            TensorDescriptor.from_tensor(t, box) for t, box in ((a, [128, depth]), (b, [depth, 32]), (out, [128, 32]))
-        ]
+        out = unwritten(rows, columns)
+        given = ((a, [rows, depth]), (b, [depth, columns]), (out, [rows, columns]))
+        boxes = [TensorDescriptor.from_tensor(t, box) for t, box in given]
         with emulator.options(policy=policy, seed=seed, fences="strict"):
             kernel[(1,)](*boxes, steps, STAGES=stages)
         for warning in emulator.last().warnings:
@@ -143,6 +143,14 @@ RING = Exercise(
         "barrier_wait(empties[slot], phase ^ 1); barrier_expect_bytes(fulls[slot], 2 * (BM * BK + BK * BN)); async_descriptor_load(a_desc, a[slot], [0, k * BK], fulls[slot]), and B likewise from [k * BK, 0].",
     ),
     mutants=(
+        Mutant(
+            "a tile of 128 x 32 for good",
+            "the announced bytes depend on BM and BN.",
+            caught_by="runs",
+            edit=("2 * (BM * BK + BK * BN)", "2 * (128 + 32) * BK"),
+            expect="fulls",
+            recognise=False,
+        ),
         _one_buffer(
             (
                 "place(k, STAGES)\n                tlx.barrier_wait(fulls",
@@ -278,13 +286,13 @@ def _blocks_of(lengths, block=16):
 def _jagged_cases(seed):
     g = _rng(seed)
 
-    def case(name, steps, stages=2, programs=1, depth=16):
+    def case(name, steps, stages=2, programs=1, depth=16, rows=ROWS, columns=COLUMNS):
         deepest = max(*steps, 1)
-        a, b = _operands(g, ROWS * len(steps), deepest * depth, COLUMNS)
+        a, b = _operands(g, rows * len(steps), deepest * depth, columns)
         for tile, n in enumerate(steps):  # what a tile must not read
-            a[ROWS * tile : ROWS * (tile + 1), n * depth :] = float("nan")
+            a[rows * tile : rows * (tile + 1), n * depth :] = float("nan")
         labels = tuple(f"{n} slices" for n in steps)
-        offsets = tuple(ROWS * t for t in range(len(steps) + 1))
+        offsets = tuple(rows * t for t in range(len(steps) + 1))
         steps = torch.tensor(steps, dtype=torch.int32)
         return Case(name, (a, b, steps, stages, programs, depth), labels=labels, extra=offsets)
 
@@ -296,6 +304,7 @@ def _jagged_cases(seed):
         case("empty ones at both ends", _blocks_of(kinds.LENGTHS["empty ones at both ends"], 4), stages=1),
         case("two programs, empty tiles between", [1, 0, 0, 2, 1, 3, 1, 1], stages=3, programs=2),
         case("no slices at all", [0, 0, 0]),
+        case("tiles of 64 x 64, slices of 32", [2, 0, 1], depth=32, rows=64, columns=64),
     ]
 
 
@@ -306,11 +315,11 @@ def _jagged_launch(kernel, a, b, steps, stages, programs, depth):
     import jfa.emulator as emulator
 
     results, tiles = [], len(steps)
+    rows, columns = a.shape[0] // tiles, b.shape[1]
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-        out = unwritten(128 * tiles, 32)
-        boxes = [
-            TensorDescriptor.from_tensor(t, box) for t, box in ((a, [128, depth]), (b, [depth, 32]), (out, [128, 32]))
-        ]
+        out = unwritten(len(a), columns)
+        given = ((a, [rows, depth]), (b, [depth, columns]), (out, [rows, columns]))
+        boxes = [TensorDescriptor.from_tensor(t, box) for t, box in given]
         with emulator.options(policy=policy, seed=seed, fences="strict"):
             kernel[(programs,)](*boxes, steps, tiles, STAGES=stages)
         for warning in emulator.last().warnings:
@@ -320,9 +329,9 @@ def _jagged_launch(kernel, a, b, steps, stages, programs, depth):
 
 
 def _jagged_reference(a, b, steps, stages, programs, depth):
-    out = torch.zeros(len(a), b.shape[1], dtype=a.dtype)
+    out, height = torch.zeros(len(a), b.shape[1], dtype=a.dtype), len(a) // len(steps)
     for tile, n in enumerate(int(n) for n in steps):
-        rows = slice(ROWS * tile, ROWS * (tile + 1))
+        rows = slice(height * tile, height * (tile + 1))
         out[rows] = a[rows, : n * depth] @ b[: n * depth]
     return _each_schedule(out)
 
@@ -369,6 +378,14 @@ JAGGED = Exercise(
         "values = tl.zeros(...); if tl.load(steps_ptr + tile) > 0: which, use = place(count, 2); barrier_wait(acc_fulls[which], use); values = local_load(accs[which]); barrier_arrive(acc_empties[which], 1); count += 1. Then async_descriptor_store_wait(0), leave(...), and one more wait after the loop.",
     ),
     mutants=(
+        Mutant(
+            "tiles of 128 rows for good",
+            "a tile has BM rows: it begins at tile * BM.",
+            caught_by="returns",
+            edit=("leave(c_desc, staging, values, tile * BM)", "leave(c_desc, staging, values, tile * 128)"),
+            expect="Nothing was ever stored",
+            recognise=False,
+        ),
         Mutant(
             "counts empty tiles",
             "the MMA role does not count a tile without slices: the two disagree about the accumulator.",
@@ -536,12 +553,13 @@ JAGGED = Exercise(
 
 
 def _tile_cases(shapes, seed):
-    """Return shapes: (name, tiles, steps, stages, programs) of each case."""
+    """Return the cases of ``shapes``: (name, tiles, steps, stages, programs, and rows, columns, depth if not 128, 32, 16)."""
     g = _rng(seed)
-    return [
-        Case(name, (*_operands(g, ROWS * tiles, steps * 16, COLUMNS), tiles, steps, stages, programs))
-        for name, tiles, steps, stages, programs in shapes
-    ]
+
+    def case(name, tiles, steps, stages, programs, rows=ROWS, columns=COLUMNS, depth=16):
+        return Case(name, (*_operands(g, rows * tiles, steps * depth, columns), tiles, steps, stages, programs))
+
+    return [case(*shape) for shape in shapes]
 
 
 def _tiles_launch(kernel, a, b, tiles, steps, stages, programs):
@@ -550,10 +568,11 @@ def _tiles_launch(kernel, a, b, tiles, steps, stages, programs):
 
     import jfa.emulator as emulator
 
-    results = []
+    results, rows, columns, depth = [], a.shape[0] // tiles, b.shape[1], a.shape[1] // steps
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-        out = unwritten(128 * tiles, 32)
-        boxes = [TensorDescriptor.from_tensor(t, box) for t, box in ((a, [128, 16]), (b, [16, 32]), (out, [128, 32]))]
+        out = unwritten(len(a), columns)
+        given = ((a, [rows, depth]), (b, [depth, columns]), (out, [rows, columns]))
+        boxes = [TensorDescriptor.from_tensor(t, box) for t, box in given]
         with emulator.options(policy=policy, seed=seed, fences="strict"):
             kernel[(programs,)](*boxes, tiles, steps, STAGES=stages)
         for warning in emulator.last().warnings:
@@ -592,6 +611,7 @@ SECOND_TILE = Exercise(
             ("four tiles of one slice, three stages", 4, 1, 3, 1),
             ("five tiles of three slices on two programs", 5, 3, 2, 2),
             ("five tiles of two slices, one stage, on two programs", 5, 2, 1, 2),
+            ("three tiles of 64 x 64, three slices of 32 each", 3, 3, 2, 1, 64, 64, 32),
         ],
         seed,
     ),
@@ -770,6 +790,7 @@ EARLY = Exercise(
             ("three tiles of two slices", 3, 2, 2, 1),
             ("five tiles of three slices, one stage", 5, 3, 1, 1),
             ("four tiles of five slices, three stages", 4, 5, 3, 1),
+            ("three tiles of 64 x 64, three slices of 32 each", 3, 3, 2, 1, 64, 64, 32),
         ],
         seed,
     ),
@@ -948,8 +969,8 @@ EARLY = Exercise(
 def _hidden_cases(seed):
     g = _rng(seed)
 
-    def case(name, blocks, width, dim, depth=32):
-        x = torch.randn(ROWS, depth, generator=g).to(torch.bfloat16)
+    def case(name, blocks, width, dim, depth=32, rows=ROWS):
+        x = torch.randn(rows, depth, generator=g).to(torch.bfloat16)
         w = (torch.randn(depth, blocks * width, generator=g) / depth**0.5).to(torch.bfloat16)
         v = torch.randn(blocks * width, dim, generator=g).to(torch.bfloat16)
         return Case(name, (x, w, v, blocks))
@@ -959,6 +980,7 @@ def _hidden_cases(seed):
         case("three blocks of 64", 3, 64, 64),
         case("two blocks of 32", 2, 32, 32),
         case("four blocks of 64", 4, 64, 32, depth=16),
+        case("three blocks of 32, 64 rows", 3, 32, 64, rows=64),
     ]
 
 
@@ -970,9 +992,9 @@ def _hidden_launch(kernel, x, w, v, blocks):
 
     results = []
     for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-        out = unwritten(128, v.shape[1])
+        out = unwritten(len(x), v.shape[1])
         width = w.shape[1] // blocks
-        given = ((x, [128, x.shape[1]]), (w, [x.shape[1], width]), (v, [width, v.shape[1]]))
+        given = ((x, list(x.shape)), (w, [x.shape[1], width]), (v, [width, v.shape[1]]))
         with emulator.options(policy=policy, seed=seed, fences="strict"):
             kernel[(1,)](*(TensorDescriptor.from_tensor(*one) for one in given), out, blocks, num_warps=8)
         results.append(out)

@@ -981,9 +981,9 @@ SURPLUS = Exercise(
 def _reuse_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, steps, programs=1, stages=2):
-        q = torch.randn(64 * len(steps), 64, generator=g).bfloat16()
-        k = (torch.randn(64 * max(steps), 64, generator=g) + 0.1).bfloat16()
+    def case(name, steps, programs=1, stages=2, block=64):
+        q = torch.randn(block * len(steps), block, generator=g).bfloat16()
+        k = (torch.randn(block * max(steps), block, generator=g) + 0.1).bfloat16()
         return Case(name, (q, k, torch.tensor(steps, dtype=torch.int32), programs, stages))
 
     return [
@@ -995,6 +995,7 @@ def _reuse_cases(seed):
         case("eight tiles of two blocks each", [2] * 8),
         case("three tiles, three stages", [1, 4, 2], stages=3),
         case("three tiles, one stage", [2, 1, 3], stages=1),
+        case("three tiles of 128 x 128", [1, 2, 1], block=128),
     ]
 
 
@@ -1005,15 +1006,24 @@ def _reuse_launch(kernel, q, k, steps, programs, stages):
     import jfa.emulator as emulator
 
     out = torch.full(q.shape, float("nan"), dtype=torch.bfloat16)
-    boxes = [TensorDescriptor.from_tensor(t, [64, 64]) for t in (q, k, out)]
+    block = q.shape[1]
+    boxes = [TensorDescriptor.from_tensor(t, [block, block]) for t in (q, k, out)]
     with emulator.options(max_ctas=2, fences="strict"):
-        kernel[(programs,)](*boxes, steps, len(steps), BM=64, D=64, STAGES=stages)
+        kernel[(programs,)](*boxes, steps, len(steps), BM=block, D=block, STAGES=stages)
     return out.float()
 
 
 def _reuse(q, k, steps, programs, stages):
-    blocks = [k[: 64 * n].reshape(n, 64, -1).sum(0) for n in steps.tolist()]
-    return torch.cat([q[64 * u : 64 * u + 64] @ block.T for u, block in enumerate(blocks)])
+    size = q.shape[1]
+    blocks = [k[: size * n].reshape(n, size, -1).sum(0) for n in steps.tolist()]
+    return torch.cat([tile @ block.T for tile, block in zip(q.split(size), blocks, strict=True)])
+
+
+def _reuse_places(case):
+    """Return the places that TMA fills in one program, at most: two of Q and STAGES of K, if it has as many turns."""
+    _, _, steps, programs, stages = case.args
+    mine = [steps[p::programs] for p in range(programs)]
+    return max(min(2, len(tiles)) + min(stages, int(tiles.sum())) for tiles in mine)
 
 
 _Q_WAIT = "                tlx.barrier_wait(q_empties[slot], phase ^ 1)\n"
@@ -1047,7 +1057,7 @@ REUSE = Exercise(
         Limit(
             "O in Q's buffer",
             "shared_bytes",
-            at_most=lambda case: 34_000 if case.args[4] == 2 else None,
+            at_most=lambda case: 34_000 if case.args[4] == 2 and case.args[0].shape[1] == 64 else None,
             text="at most 34,000 bytes",
         ),
         Limit(
@@ -1055,6 +1065,13 @@ REUSE = Exercise(
             "cycles",
             at_most=lambda case: 16_000 if len(case.args[2]) == 8 else None,
             text="at most 16,000 modelled cycles",
+        ),
+        Limit(
+            "all the buffers",
+            "loaded_places",
+            at_most=_reuse_places,
+            at_least=_reuse_places,
+            text="tiles take both buffers of Q in turn, and the ring of K has STAGES buffers and uses them all",
         ),
     ),
     mutants=(
@@ -1188,6 +1205,36 @@ REUSE = Exercise(
                 "stage, k_phase = ring(steps_done + j, 2)\n                    tlx.barrier_wait(k_empties",
             ),
             expect="k_",
+            recognise=False,
+        ),
+        Mutant(
+            "two buffers of K, whatever STAGES is",
+            "right numbers, but the ring of K always has two buffers.",
+            caught_by="all the buffers",
+            edit=(
+                ("tl.bfloat16, STAGES)", "tl.bfloat16, 2)"),
+                ("k_fulls = tlx.alloc_barriers(STAGES)", "k_fulls = tlx.alloc_barriers(2)"),
+                ("k_empties = tlx.alloc_barriers(STAGES)", "k_empties = tlx.alloc_barriers(2)"),
+                *(
+                    (f"{ring}STAGES){wait}", f"{ring}2){wait}")
+                    for ring, wait in (
+                        ("ring(steps_done + j, ", "\n                    tlx.barrier_wait(k_fulls"),
+                        ("ring(steps_done + j, ", "\n                    tlx.barrier_wait(k_empties"),
+                    )
+                ),
+            ),
+            expect="STAGES buffers",
+            recognise=False,
+        ),
+        Mutant(
+            "bytes of a tile of 64 x 64",
+            "the announced bytes depend on BM and D.",
+            caught_by="runs",
+            edit=(
+                "tlx.barrier_expect_bytes(q_fulls[slot], 2 * BM * D)",
+                "tlx.barrier_expect_bytes(q_fulls[slot], 8192)",
+            ),
+            expect="q_fulls",
             recognise=False,
         ),
     ),

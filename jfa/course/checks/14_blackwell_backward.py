@@ -15,24 +15,24 @@ def _whole(g, *shape, most=2):
     return torch.randint(-most, most + 1, shape, generator=g).to(torch.bfloat16)
 
 
-def _tiles(g, lengths, tiles, dim, keys=64):
+def _tiles(g, lengths, tiles, dim, keys=64, block=BM):
     """Return ds, k, dq, records: ``tiles`` key tiles per sequence of queries; dS of queries that do not exist is rubbish."""
     ds, k, records, begin = [], [], [], 0
     for length in lengths:
         for _ in range(tiles):
-            blocks = -(-length // BM)
-            part = _whole(g, blocks * BM, keys)
+            blocks = -(-length // block)
+            part = _whole(g, blocks * block, keys)
             part[length::2] = float("nan")  # the other rows behind the last query keep their numbers
             records.append([begin, length, sum(map(len, ds)), len(k) * keys])
             ds.append(part)
             k.append(_whole(g, keys, dim))
         begin += length
     dq = torch.randint(-9, 10, (max(begin, 1), dim), generator=g).float()
-    ds = torch.cat(ds) if sum(map(len, ds)) else torch.zeros(BM, keys, dtype=torch.bfloat16)
+    ds = torch.cat(ds) if sum(map(len, ds)) else torch.zeros(block, keys, dtype=torch.bfloat16)
     return ds, torch.cat(k), dq, torch.tensor(records, dtype=torch.int32)
 
 
-def _added(ds, k, dq, records, *_):
+def _added(ds, k, dq, records, *_, **__):
     """Return [rows, dim] fp64: what was there plus each tile's dS K."""
     out, keys = dq.double().clone(), ds.shape[1]
     for begin, length, ds_row, k_row in records.tolist():
@@ -46,8 +46,8 @@ def _added(ds, k, dq, records, *_):
 def _sketch_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, lengths, tiles=1, dim=64):
-        return Case(name, _tiles(g, lengths, tiles, dim))
+    def case(name, lengths, tiles=1, dim=64, columns=16, block=BM):
+        return Case(name, _tiles(g, lengths, tiles, dim, block=block), {"columns": columns, "block": block})
 
     return [
         case("one block", [128]),
@@ -56,25 +56,27 @@ def _sketch_cases(seed):
         case("two sequences, one without queries", [128, 0]),
         case("three key tiles add to the same rows", [256], tiles=3),
         case("eight slices", [256], dim=128),
+        case("three blocks of 64 queries, two slices of 32 columns", [192], columns=32, block=64),
+        case("three blocks, two slices of 16 columns", [384], dim=32),
     ]
 
 
-def _sketch_launch(kernel, ds, k, dq, records):
+def _sketch_launch(kernel, ds, k, dq, records, columns, block):
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     import jfa.emulator as emulator
 
     out, (keys, dim) = dq.clone(), (ds.shape[1], k.shape[1])
-    boxes = [(ds, [128, keys]), (k, [keys, dim]), (out, [128, 16])]
+    boxes = [(ds, [block, keys]), (k, [keys, dim]), (out, [block, columns])]
     boxes = [TensorDescriptor.from_tensor(t, shape) for t, shape in boxes]
     with emulator.options(max_ctas=2, fences="strict"):
-        kernel[(len(records),)](*boxes, records, BM=128, BN=keys, D=dim, NCOL=16)
+        kernel[(len(records),)](*boxes, records, BM=block, BN=keys, D=dim, NCOL=columns)
     return out
 
 
 def _sketch_limit(case):
     ds, k, dq, records = case.args
-    if len(records) > 1 or k.shape[1] > 64:
+    if len(records) > 1 or (k.shape[1], case.kwargs["columns"], case.kwargs["block"]) != (64, 16, 128):
         return None
     return 8_000 + 4_700 * (len(ds) // 128 - 1)
 
@@ -116,6 +118,11 @@ SKETCH = Exercise(
         "part = local_load(...); async_descriptor_store_wait(1); local_store(stages[i % 2], part); fence; store to [row + j * BM, i * NCOL]. Behind the last block async_descriptor_store_wait(0).",
     ),
     mutants=(
+        Mutant(
+            "blocks of 128 rows for good",
+            "Blocks were taken to have 128 rows. They have BM.",
+            edit=("[row + j * BM, i * NCOL]", "[row + j * 128, i * NCOL]"),
+        ),
         Mutant(
             "the name is used twice",
             "dq is the buffer, and after the first slice it is the slice's values.",
@@ -226,8 +233,8 @@ SKETCH = Exercise(
 def _reduce_cases(seed):
     g = kinds.generator(seed)
 
-    def case(name, lengths, stages, tiles=1, dim=64):
-        return Case(name, (*_tiles(g, lengths, tiles, dim), stages))
+    def case(name, lengths, stages, tiles=1, dim=64, columns=16, block=BM):
+        return Case(name, (*_tiles(g, lengths, tiles, dim, block=block), stages), {"columns": columns, "block": block})
 
     return [
         case("one block, two stages", [128], 2),
@@ -238,20 +245,31 @@ def _reduce_cases(seed):
         case("one more row than two blocks, four stages", [257], 4),
         case("three key tiles add to the same rows", [140, 20], 2, tiles=3),
         case("no queries at all", [0, 0], 2),
+        case(
+            "blocks of 64 queries, four slices of 32 columns, three stages", [150, 3], 3, dim=128, columns=32, block=64
+        ),
+        case("one slice of 32 columns per block, two stages", [300], 2, dim=32, columns=32),
     ]
 
 
-def _reduce_launch(kernel, ds, k, dq, records, stages):
+def _reduce_launch(kernel, ds, k, dq, records, stages, columns, block):
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     import jfa.emulator as emulator
 
     out, (keys, dim) = dq.clone(), (ds.shape[1], k.shape[1])
-    boxes = [(ds, [128, keys]), (k, [keys, dim]), (out, [128, 16])]
+    boxes = [(ds, [block, keys]), (k, [keys, dim]), (out, [block, columns])]
     boxes = [TensorDescriptor.from_tensor(t, shape) for t, shape in boxes]
     with emulator.options(max_ctas=2, fences="strict"):
-        kernel[(len(records),)](*boxes, records, BM=128, BN=keys, D=dim, NCOL=16, STAGES=stages)
+        kernel[(len(records),)](*boxes, records, BM=block, BN=keys, D=dim, NCOL=columns, STAGES=stages)
     return out
+
+
+def _used_stages(case):
+    """Return how many stages the longest program fills: all of them, if it has as many slices."""
+    _, k, _, records, stages = case.args
+    longest = max(-(-int(length) // case.kwargs["block"]) for _, length, _, _ in records)
+    return min(stages, longest * k.shape[1] // case.kwargs["columns"])
 
 
 _MASK = "            part = tl.where(real[:, None], part, 0.0)\n"
@@ -274,12 +292,34 @@ REDUCE = Exercise(
     tol=1e-6,
     time_limit=40.0,
     kept=Kept(("staged_kernel",), "the kernel stays as it is"),
+    limits=(
+        Limit(
+            "all the stages",
+            "stored_places",
+            at_most=_used_stages,
+            at_least=_used_stages,
+            text="slices take all `STAGES` stages in turn",
+        ),
+    ),
     hints=(
         "What does an add of zero do to the neighbor's rows? And which rows of a block are real?",
         "Count slices over all blocks, j * SLICES + i, as a ring counts its uses; its slot is that number modulo STAGES. With STAGES - 1 pending stores the stage filled longest ago is free.",
         "Per slice: load, tl.where(real[:, None], part, 0.0), store_wait(STAGES - 1), local_store, fence, descriptor store with store_reduce='add' at [q_begin + j * BM, i * NCOL]. After the slices arrive; at the very end store_wait(0).",
     ),
     mutants=(
+        Mutant(
+            "masked in blocks of 128",
+            "The rows of a block were counted as if it had 128. Row j * BM is its first.",
+            edit=("real = j * BM", "real = j * 128"),
+        ),
+        Mutant(
+            "one stage for all",
+            "right numbers, but every slice waits until the one before has left the only stage.",
+            caught_by="all the stages",
+            edit=(("stages[(j * SLICES + i) % STAGES]", "stages[0]"), ("store_wait(STAGES - 1)", "store_wait(0)")),
+            expect="STAGES",
+            recognise=False,
+        ),
         Mutant(
             "not clipped",
             "rows past q_len are added to the neighbor.",
@@ -417,11 +457,11 @@ REDUCE = Exercise(
 # -- 14.3 --------------------------------------------------------------------------------------------------------------
 
 
-def _seat_tensors(g, blocks, dim):
+def _seat_tensors(g, blocks, dim, block=BM):
     """Return k, v, do, w: dS = w (V dO^T) is exact in bf16, if it stays below 257."""
-    k, v = (_whole(g, BM, dim, most=1) for _ in range(2))
-    do = _whole(g, blocks * BM, dim, most=1)
-    return k, v, do, torch.randint(0, 3, (BM, blocks * BM), generator=g).float()
+    k, v = (_whole(g, block, dim, most=1) for _ in range(2))
+    do = _whole(g, blocks * block, dim, most=1)
+    return k, v, do, torch.randint(0, 3, (block, blocks * block), generator=g).float()
 
 
 def _seat_cases(seed):
@@ -563,23 +603,22 @@ EARLY_LIMITS = {
     (3, 128, 2, 4): 24_200,
     (3, 128, 2, 6): 23_000,
     (4, 128, 4, 5): 23_300,
-}  # (blocks, columns, stages, held) -> cycles
+}  # (blocks of 128, columns, stages, held) -> cycles
 
 
 def _early_cases(seed):
     g = kinds.generator(seed)
-    return [
-        Case(
-            f"{blocks} blocks, {dim} columns, {stages} stages, {held} held",
-            (*_seat_tensors(g, blocks, dim), stages, held),
-        )
-        for blocks, dim, stages, held in EARLY_LIMITS
-    ]
+
+    def case(blocks, dim, stages, held, block=BM):
+        name = f"{blocks} blocks{' of 64 queries' * (block == 64)}, {dim} columns, {stages} stages, {held} held"
+        return Case(name, (*_seat_tensors(g, blocks, dim, block), stages, held))
+
+    return [*(case(*sizes) for sizes in EARLY_LIMITS), case(3, 64, 2, 3, block=64)]
 
 
 def _early_limit(case):
     k, _, do, _, stages, held = case.args
-    return EARLY_LIMITS[len(do) // BM, k.shape[1], stages, held]
+    return EARLY_LIMITS[len(do) // BM, k.shape[1], stages, held] if len(k) == BM else None
 
 
 def _early_launch(kernel, k, v, do, w, stages, held):
@@ -587,11 +626,11 @@ def _early_launch(kernel, k, v, do, w, stages, held):
 
     import jfa.emulator as emulator
 
-    out, dim = torch.zeros(len(do), k.shape[1]), k.shape[1]
-    boxes = [TensorDescriptor.from_tensor(t, [128, dim]) for t in (k, v, do)]
-    dq_box = TensorDescriptor.from_tensor(out, [128, 16])
+    out, (block, dim) = torch.zeros(len(do), k.shape[1]), k.shape
+    boxes = [TensorDescriptor.from_tensor(t, [block, dim]) for t in (k, v, do)]
+    dq_box = TensorDescriptor.from_tensor(out, [block, 16])
     with emulator.options(fences="strict"):
-        kernel[(1,)](*boxes, w, dq_box, len(do) // 128, B=128, D=dim, STAGES=stages, HELD=held)
+        kernel[(1,)](*boxes, w, dq_box, len(do) // block, B=block, D=dim, STAGES=stages, HELD=held)
     return out
 
 
@@ -631,6 +670,11 @@ EARLY = Exercise(
         "for i in static_range(SLICES - HELD): as before. held = (); for i in static_range(SLICES - HELD, SLICES): held = held + (local_load(...),). Arrive. for n in static_range(HELD): wait for a stage, store held[n], fence, add to the columns from (SLICES - HELD + n) * 16.",
     ),
     mutants=(
+        Mutant(
+            "blocks of 128 rows for good",
+            "Blocks were taken to have 128 rows. They have B.",
+            edit=("at = [j * B, i * 16]", "at = [j * 128, i * 16]"),
+        ),
         Mutant(
             "nothing held",
             "right numbers, but tensor memory is released after the last store.",
