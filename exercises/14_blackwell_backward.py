@@ -344,6 +344,7 @@ check("14.3", seat_kernel)
 # dQ has `SLICES = D // 16` slices, and there are `STAGES` stages, a divisor of `SLICES`.
 # The last `HELD` slices (0 to `SLICES`) must leave tensor memory *before* the role waits for a stage for any of them.
 # Arrive on `dq_empties[0]` as soon as they have been loaded.
+# Memory already holds the parts of other programs: add all slices, do not overwrite.
 #
 # `B` is 64 or 128.
 # Time is checked as well.

@@ -611,7 +611,8 @@ def _early_cases(seed):
 
     def case(blocks, dim, stages, held, block=BM):
         name = f"{blocks} blocks{' of 64 queries' * (block == 64)}, {dim} columns, {stages} stages, {held} held"
-        return Case(name, (*_seat_tensors(g, blocks, dim, block), stages, held))
+        there = torch.randint(-9, 10, (blocks * block, dim), generator=g).float()
+        return Case(name, (*_seat_tensors(g, blocks, dim, block), stages, held), {"there": there})
 
     return [*(case(*sizes) for sizes in EARLY_LIMITS), case(3, 64, 2, 3, block=64)]
 
@@ -621,12 +622,12 @@ def _early_limit(case):
     return EARLY_LIMITS[len(do) // BM, k.shape[1], stages, held] if len(k) == BM else None
 
 
-def _early_launch(kernel, k, v, do, w, stages, held):
+def _early_launch(kernel, k, v, do, w, stages, held, there):
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     import jfa.emulator as emulator
 
-    out, (block, dim) = torch.zeros(len(do), k.shape[1]), k.shape
+    out, (block, dim) = there.clone(), k.shape
     boxes = [TensorDescriptor.from_tensor(t, [block, dim]) for t in (k, v, do)]
     dq_box = TensorDescriptor.from_tensor(out, [block, 16])
     with emulator.options(fences="strict"):
@@ -653,7 +654,7 @@ EARLY = Exercise(
     kind="kernel",
     call=_early_launch,
     cases=_early_cases,
-    reference=lambda k, v, do, w, stages, held: _seat(k, v, do, w),
+    reference=lambda k, v, do, w, stages, held, there: there + _seat(k, v, do, w),
     outputs=(Output("dq", ("row", "column")),),
     schedules=SCHEDULES,
     difficulty=2,
@@ -670,6 +671,11 @@ EARLY = Exercise(
         "for i in static_range(SLICES - HELD): as before. held = (); for i in static_range(SLICES - HELD, SLICES): held = held + (local_load(...),). Arrive. for n in static_range(HELD): wait for a stage, store held[n], fence, add to the columns from (SLICES - HELD + n) * 16.",
     ),
     mutants=(
+        Mutant(
+            "the held slices overwrite",
+            "The held slices were stored, not added: what was in memory is gone.",
+            edit=(_PLACE + '                store_reduce="add",\n', _PLACE),
+        ),
         Mutant(
             "blocks of 128 rows for good",
             "Blocks were taken to have 128 rows. They have B.",

@@ -646,4 +646,493 @@ def predict(costs, sms, early):
     return owner, int(lost), stop, max(loads)
 """,
     ),
+    # ------------------------------------------------------------------------------------------ by a tired expert
+    wrong(
+        "13.1",
+        "flipped phase of K",
+        ("tlx.barrier_wait(k_fulls[stage], phase)", "tlx.barrier_wait(k_fulls[stage], phase ^ 1)"),
+    ),
+    wrong("13.1", "Q's parity as in a ring of two", ("q_fulls[half], done & 1)", "q_fulls[half], (done >> 1) & 1)")),
+    wrong(
+        "13.1",
+        "o waited for after its store",
+        (OUT, OUT.splitlines(True)[1] + OUT.splitlines(True)[0] + OUT.splitlines(True)[2]),
+    ),
+    wrong(
+        "13.1",
+        "K given back once per tile",
+        ("            tlx.barrier_arrive(k_empties[stage])\n", ""),
+        (QUERY, "        tlx.barrier_arrive(k_empties[(steps_done + steps - 1) % STAGES])\n" + QUERY),
+    ),
+    wrong(
+        "13.1", "masked by the blocks, not by the keys", ("tl.arange(0, BM) < k_len", "tl.arange(0, BM) < steps * BM")
+    ),
+    wrong(
+        "13.1",
+        "mask on the wrong axis",
+        ("real = j * BM + tl.arange(0, BM) < k_len", "real = j * BM + tl.arange(0, D) < k_len"),
+        ("real[:, None]", "real[None, :]"),
+    ),
+    wrong("13.1", "16 columns for good", ("tl.zeros((D,), tl.float32)", "tl.zeros((16,), tl.float32)")),
+    wrong("13.1", "masked in blocks of 16", ("real = j * BM +", "real = j * 16 +")),
+    wrong("13.1", "two stages for good", ("ring(steps_done + j, STAGES)", "ring(steps_done + j, 2)")),
+    wrong("13.1", "1 % too much", ("total[None, :], axis=1)", "total[None, :], axis=1) * 1.01")),
+    wrong(
+        "13.1",
+        "steps counted before the tile",
+        ("        steps_done += steps\n", ""),
+        (
+            "        steps = steps_of(k_len, BM)\n        total",
+            "        steps = steps_of(k_len, BM)\n        steps_done += steps\n        total",
+        ),
+    ),
+    wrong(
+        "13.1",
+        "tiles without keys skipped",
+        (QUERY + OUT, "        if k_len > 0:\n" + "".join("    " + line for line in (QUERY + OUT).splitlines(True))),
+    ),
+    wrong(
+        "13.1",
+        "only one half waits for K",
+        (
+            "            tlx.barrier_wait(k_fulls[stage], phase)\n",
+            "            if half == 0:\n                tlx.barrier_wait(k_fulls[stage], phase)\n",
+        ),
+    ),
+    right(
+        "13.1",
+        "a helper per block, a for loop",
+        (
+            "@triton.jit\ndef compute_role(",
+            """@triton.jit
+def add_block(total, keys, turn, left, BM: tl.constexpr, STAGES: tl.constexpr):
+    tiles, fulls, empties = keys
+    tlx.barrier_wait(fulls[turn % STAGES], (turn // STAGES) % 2)
+    rows = tlx.local_load(tiles[turn % STAGES])
+    tlx.barrier_arrive(empties[turn % STAGES], 1)
+    return total + tl.sum(tl.where(tl.arange(0, BM)[:, None] < left, rows, 0.0), axis=0)
+
+
+@triton.jit
+def compute_role(""",
+        ),
+        (
+            HEAD + "    while unit < units:\n",
+            """    q_tiles, q_fulls, q_empties = queries
+    o_tiles, o_fulls, o_empties = outs
+    steps_done = 0
+    for unit in range(tl.program_id(0), units, tl.num_programs(0)):
+        done = unit // tl.num_programs(0)
+""",
+        ),
+        (
+            LOOP,
+            "        for j in range(steps):\n            total = add_block(total, keys, steps_done + j, k_len - j * BM, BM, STAGES)\n",
+        ),
+        (
+            "        steps_done += steps\n        unit, done = unit + tl.num_programs(0), done + 1\n",
+            "        steps_done += steps\n",
+        ),
+    ),
+    wrong(
+        "13.2",
+        "head and tile exchanged",
+        ("tile, head = unit // heads, unit % heads", "head, tile = unit // heads, unit % heads"),
+    ),
+    wrong(
+        "13.2", "two halves of 2 * block", ("middle = min(begin + block, end)", "middle = min(begin + 2 * block, end)")
+    ),
+    wrong("13.2", "surplus from one unit on", ("if tile >= tiles:", "if unit > tiles * heads:")),
+    wrong(
+        "13.2",
+        "halves of 16 rows for good",
+        ("min(row + 2 * block, q_len)", "min(row + 32, q_len)"),
+        ("min(begin + block, end)", "min(begin + 16, end)"),
+    ),
+    wrong("13.2", "the length twice", ("min(row + 2 * block, q_len)", "min(row + 2 * block, q_len + row)")),
+    wrong("13.2", "out_row scaled by the heads", ("out_begin + row, int", "(out_begin + row) * heads + head, int")),
+    wrong("13.2", "-1 once", ("return (-1,) * 7", "return -1")),
+    wrong("13.2", "0 for a surplus unit's shared", ("return (-1,) * 7", "return (-1,) * 6 + (0,)")),
+    wrong("13.2", "key head by the tile", ("kv_head = head // (heads // kv_heads)", "kv_head = tile % kv_heads")),
+    wrong(
+        "13.2",
+        "end is the last row",
+        ("return head, kv_head, begin, middle, end,", "return head, kv_head, begin, middle, end - 1,"),
+    ),
+    right(
+        "13.2",
+        "two helpers, rows as ranges",
+        source="""
+def halves(first, stop, block):
+    rows = range(first, stop)
+    return len(rows[:block]), len(rows[block : 2 * block])
+
+def locate(unit, records, tiles, heads, kv_heads, block):
+    if unit >= tiles * heads:
+        return [-1] * 7
+    tile = unit // heads
+    record = [int(records[tile, column]) for column in range(4)]
+    upper, lower = halves(record[2], record[1], block)
+    head = unit - heads * tile
+    begin = record[0] + record[2]
+    return head, kv_heads * head // heads, begin, begin + upper, begin + upper + lower, record[3] + record[2], int(lower == 0)
+""",
+    ),
+    right(
+        "13.2",
+        "NumPy, clipped at once",
+        source="""
+import numpy as np
+
+def locate(unit, records, tiles, heads, kv_heads, block):
+    tile, head = np.divmod(unit, heads)
+    if tile not in range(tiles):
+        return tuple(np.full(7, -1).tolist())
+    q_begin, q_len, row, out_begin = records.numpy().astype(np.int64)[tile, :4]
+    edges = q_begin + np.minimum(row + block * np.arange(3), q_len)
+    begin, middle, end = (int(e) for e in edges)
+    kv_head = next(g for g in range(kv_heads) if head < (g + 1) * (heads // kv_heads))
+    return int(head), kv_head, begin, middle, end, int(out_begin + row), 1 - int(end > middle)
+""",
+    ),
+    wrong("13.3", "a stage per half", (COMPUTE, COMPUTE.replace("k=done & 1", "k=half"))),
+    wrong("13.3", "the producer a stage ahead", (ASK, ASK.replace("k=done & 1", "k=(done + 1) & 1"))),
+    wrong(
+        "13.3",
+        "the compute role guesses the next unit",
+        (COMPUTE, COMPUTE.replace(ANSWER, "                unit = unit + 1\n")),
+    ),
+    wrong("13.3", "one group of consumers", ("num_consumers=4", "num_consumers=1")),
+    wrong(
+        "13.3",
+        "the record of the answer",
+        (
+            COMPUTE,
+            COMPUTE.replace("                record = read_record(records_ptr, unit)\n", "")
+            .replace(ANSWER, ANSWER + "                record = read_record(records_ptr, tl.maximum(unit, 0))\n")
+            .replace("            while", "            record = read_record(records_ptr, unit)\n            while"),
+        ),
+    ),
+    wrong("13.3", "ends when the answer is 0", (LOAD, LOAD.replace("while unit >= 0", "while unit > 0"))),
+    wrong("13.3", "done counts by two", (STORE, STORE.replace("done += 1", "done += 2"))),
+    wrong(
+        "13.3",
+        "the load role's phase of one stage",
+        (
+            LOAD,
+            LOAD.replace("unit = tlx.clc_consumer(queue, (done >> 1) & 1", "unit = tlx.clc_consumer(queue, done & 1"),
+        ),
+    ),
+    wrong(
+        "13.3",
+        "asks two ahead",
+        (
+            LOAD,
+            LOAD.replace("            while", "            tlx.clc_producer(queue, 1, k=0)\n            while").replace(
+                "((done >> 1) & 1) ^ 1, k=done & 1", "(((done + 1) >> 1) & 1) ^ 1, k=(done + 1) & 1"
+            ),
+        ),
+    ),
+    wrong(
+        "13.3",
+        "steps of a tile without keys are none",
+        (LOAD, LOAD.replace("steps_done += steps_of(record[2], BM)", "steps_done += tl.cdiv(record[2], BM)")),
+    ),
+    wrong(
+        "13.3",
+        "the store role's done stays",
+        (
+            STORE,
+            STORE.replace(
+                "store_tile(out_ptr, outs, read_record(records_ptr, unit), done, BM)",
+                "store_tile(out_ptr, outs, read_record(records_ptr, unit), 0, BM)",
+            ),
+        ),
+    ),
+    right(
+        "13.3",
+        "the store role asks",
+        (STORE, STORE.replace("                store_tile", ASK + "                store_tile")),
+        (LOAD, LOAD.replace(ASK, "")),
+    ),
+    wrong(
+        "13.4",
+        "the compute role goes on to count itself",
+        (SKIP_COMPUTE, SKIP_COMPUTE.replace("unit < count", "unit <= count")),
+    ),
+    wrong(
+        "13.4",
+        "the compute role walks on",
+        (SKIP_COMPUTE, SKIP_COMPUTE.replace("(unit >= 0) & (unit < count)", "unit >= 0")),
+    ),
+    wrong(
+        "13.4",
+        "the list is as long as the grid",
+        (SKIP_STORE, SKIP_STORE.replace("(unit >= 0) & (unit < count)", "(unit >= 0) & (unit < tl.num_programs(0))")),
+        (
+            SKIP_COMPUTE,
+            SKIP_COMPUTE.replace("(unit >= 0) & (unit < count)", "(unit >= 0) & (unit < tl.num_programs(0))"),
+        ),
+        (SKIP_LOAD, SKIP_LOAD.replace("(unit >= 0) & (unit < count)", "(unit >= 0) & (unit < tl.num_programs(0))")),
+    ),
+    wrong(
+        "13.4",
+        "asks only if there is one more in the list",
+        (SKIP_LOAD, SKIP_LOAD.replace(ASK, "                if unit + 1 < count:\n    " + ASK)),
+    ),
+    wrong(
+        "13.4",
+        "a surplus unit's record is loaded",
+        (SKIP_STORE, TWO_COUNTERS_STORE),
+        (SKIP_COMPUTE, TWO_COUNTERS_COMPUTE),
+        (
+            SKIP_LOAD,
+            TWO_COUNTERS_LOAD.replace("                if unit < count:\n", "                if unit < count + 1:\n"),
+        ),
+    ),
+    wrong(
+        "13.4",
+        "one counter in the compute role, two elsewhere, done late",
+        (SKIP_STORE, TWO_COUNTERS_STORE),
+        (
+            SKIP_COMPUTE,
+            TWO_COUNTERS_COMPUTE.replace(
+                "                done += 1\n", "                if unit < count:\n                    done += 1\n"
+            ),
+        ),
+        (SKIP_LOAD, TWO_COUNTERS_LOAD),
+    ),
+    wrong(
+        "13.4",
+        "a surplus unit stored as zeros",
+        (
+            SKIP_STORE,
+            TWO_COUNTERS_STORE
+            + "                else:\n                    tl.store(out_ptr + unit * BM + tl.arange(0, BM), tl.zeros((BM,), tl.float32))\n",
+        ),
+        (SKIP_COMPUTE, TWO_COUNTERS_COMPUTE),
+        (SKIP_LOAD, TWO_COUNTERS_LOAD),
+    ),
+    wrong(
+        "13.4",
+        "the first unit not compared",
+        (
+            SKIP_STORE,
+            SKIP_STORE.replace("(unit >= 0) & (unit < count)", "(unit >= 0) & ((unit < count) | (done == 0))"),
+        ),
+        (
+            SKIP_COMPUTE,
+            SKIP_COMPUTE.replace("(unit >= 0) & (unit < count)", "(unit >= 0) & ((unit < count) | (done == 0))"),
+        ),
+        (SKIP_LOAD, SKIP_LOAD.replace("(unit >= 0) & (unit < count)", "(unit >= 0) & ((unit < count) | (done == 0))")),
+    ),
+    wrong(
+        "13.4",
+        "the count as seen by the store role alone",
+        (SKIP_COMPUTE, SKIP_COMPUTE.replace("(unit >= 0) & (unit < count)", "unit >= 0")),
+        (SKIP_LOAD, SKIP_LOAD.replace("(unit >= 0) & (unit < count)", "unit >= 0")),
+    ),
+    wrong(
+        "13.4",
+        "steps of a surplus unit counted",
+        (SKIP_STORE, TWO_COUNTERS_STORE),
+        (SKIP_COMPUTE, TWO_COUNTERS_COMPUTE),
+        (
+            SKIP_LOAD,
+            TWO_COUNTERS_LOAD.replace(
+                "                if unit < count:\n                    record = read_record(records_ptr, unit)\n",
+                "                record = read_record(records_ptr, unit)\n                if unit < count:\n",
+            ),
+        ),
+    ),
+    wrong(
+        "13.5",
+        "O waited for on even tiles only",
+        (
+            O_WAIT,
+            "                if slot == 0:\n                    tlx.barrier_wait(o_empties[slot], phase ^ 1)\n                tlx.barrier_expect_bytes",
+        ),
+    ),
+    wrong(
+        "13.5",
+        "one store may be under way",
+        ("tlx.async_descriptor_store_wait(0)", "tlx.async_descriptor_store_wait(1)"),
+    ),
+    wrong(
+        "13.5",
+        "the fence behind the arrival",
+        (
+            '                tlx.fence("async_shared")\n                tlx.barrier_arrive(o_fulls[slot])\n',
+            '                tlx.barrier_arrive(o_fulls[slot])\n                tlx.fence("async_shared")\n',
+        ),
+    ),
+    wrong(
+        "13.5",
+        "the accumulator given back before it is read",
+        (
+            "                o = tlx.local_load(accs[slot])\n                tlx.barrier_arrive(acc_empties[slot])\n",
+            "                tlx.barrier_arrive(acc_empties[slot])\n                o = tlx.local_load(accs[slot])\n",
+        ),
+    ),
+    wrong("13.5", "the accumulator goes on", ("use_acc=j > 0", "use_acc=(j > 0) | (done > 1)")),
+    wrong(
+        "13.5",
+        "Q given back before the products",
+        ("                tlx.tcgen05_commit(q_empties[slot])\n", ""),
+        (
+            "                for j in range(steps):\n                    stage, k_phase = ring(steps_done + j, STAGES)\n                    tlx.barrier_wait(k_fulls",
+            "                tlx.tcgen05_commit(q_empties[slot])\n                for j in range(steps):\n                    stage, k_phase = ring(steps_done + j, STAGES)\n                    tlx.barrier_wait(k_fulls",
+        ),
+    ),
+    wrong(
+        "13.5",
+        "rows of 64 for good",
+        (
+            "tlx.async_descriptor_store(o_desc, q_tiles[slot], [unit * BM, 0])",
+            "tlx.async_descriptor_store(o_desc, q_tiles[slot], [unit * 64, 0])",
+        ),
+    ),
+    wrong(
+        "13.5",
+        "rows by the turn",
+        (
+            "tlx.async_descriptor_store(o_desc, q_tiles[slot], [unit * BM, 0])",
+            "tlx.async_descriptor_store(o_desc, q_tiles[slot], [done * BM, 0])",
+        ),
+    ),
+    wrong(
+        "13.5",
+        "waits for the O of the other buffer",
+        (O_WAIT, O_WAIT.replace("o_empties[slot], phase ^ 1", "o_empties[slot ^ 1], phase ^ 1")),
+    ),
+    wrong(
+        "13.5",
+        "from the fourth tile on",
+        (
+            O_WAIT,
+            "                if done > 2:\n                    tlx.barrier_wait(o_empties[slot], phase ^ 1)\n                tlx.barrier_expect_bytes",
+        ),
+    ),
+    wrong(
+        "13.5",
+        "one buffer of K",
+        ("tl.bfloat16, STAGES)", "tl.bfloat16, 1)"),
+        ("k_fulls = tlx.alloc_barriers(STAGES)", "k_fulls = tlx.alloc_barriers(1)"),
+        ("k_empties = tlx.alloc_barriers(STAGES)", "k_empties = tlx.alloc_barriers(1)"),
+        (
+            "ring(steps_done + j, STAGES)\n                    tlx.barrier_wait(k_fulls",
+            "ring(steps_done + j, 1)\n                    tlx.barrier_wait(k_fulls",
+        ),
+        (
+            "ring(steps_done + j, STAGES)\n                    tlx.barrier_wait(k_empties",
+            "ring(steps_done + j, 1)\n                    tlx.barrier_wait(k_empties",
+        ),
+    ),
+    right("13.5", "the epilogue does not wait: the load did", (O_EPI, "                tlx.local_store")),
+    wrong("13.6", "empty SMs ask as well", ("return owner, int(failed)", "return owner, int(failed) + sms - started")),
+    wrong(
+        "13.6",
+        "the first tiles from the end of the list",
+        ("upcoming = list(range(started))", "upcoming = list(range(started))[::-1]"),
+    ),
+    wrong("13.6", "zigzag over sorted costs", ("enumerate(costs)", "enumerate(sorted(costs))")),
+    wrong("13.6", "work divided evenly", ("max(ends), max(loads)", "sum(costs) / sms, max(loads)")),
+    wrong(
+        "13.6",
+        "zigzag's turns by the SM",
+        ("sms - 1 - worker if turn % 2 else worker", "sms - 1 - worker if worker % 2 else worker"),
+    ),
+    wrong(
+        "13.6",
+        "asks again after -1",
+        ("failed += early and upcoming[sm] < 0", "failed += 2 * (early and upcoming[sm] < 0)"),
+    ),
+    wrong(
+        "13.6", "the queue ends with its first SM", ("max(ends), max(loads)", "min(e for e in ends if e), max(loads)")
+    ),
+    wrong(
+        "13.6",
+        "148 SMs for good",
+        ("started = min(len(costs), sms)", "started = min(len(costs), 148)"),
+        ("[0.0] * sms, 0", "[0.0] * 148, 0"),
+    ),
+    wrong(
+        "13.6", "the tile's own SM every time", ("owner[tile], ends[sm] = sm,", "owner[tile], ends[sm] = tile % sms,")
+    ),
+    wrong(
+        "13.6", "early asks count as late ones", ("failed += upcoming[sm] is None and tile < 0", "failed += tile < 0")
+    ),
+    right(
+        "13.6",
+        "an SM as a generator",
+        source="""
+import heapq
+
+def program(sm, tile, costs, take, early, log):
+    now = 0.0
+    while tile >= 0:
+        log[tile] = sm
+        following = take() if early else None
+        now += costs[tile]
+        yield now
+        tile = take() if following is None else following
+
+def predict(costs, sms, early):
+    count, lost = len(costs), [0]
+    waiting = list(range(min(sms, count), count))
+    def take():
+        if waiting:
+            return waiting.pop(0)
+        lost[0] += 1
+        return -1
+    log, last = {}, 0.0
+    running = []
+    for sm in range(min(sms, count)):
+        life = program(sm, sm, costs, take, early, log)
+        running.append((next(life), sm, life))
+    heapq.heapify(running)
+    while running:
+        now, sm, life = heapq.heappop(running)
+        last = max(last, now)
+        then = next(life, None)
+        if then is not None:
+            heapq.heappush(running, (then, sm, life))
+    zig = {}
+    for place in range(count):
+        turn, at = divmod(place, sms)
+        at = at if turn % 2 == 0 else sms - at - 1
+        zig[at] = zig.get(at, 0.0) + costs[place]
+    return [log[t] for t in range(count)], lost[0], last, max(zig.values())
+""",
+    ),
+    right(
+        "13.6",
+        "the failures counted at the end",
+        source="""
+def predict(costs, sms, early):
+    used = min(sms, len(costs))
+    busy_until = [0.0] * used
+    held = [[s] for s in range(used)]
+    owner = list(range(used)) + [-1] * (len(costs) - used)
+    following = used
+    alive = set(range(used))
+    while alive:
+        s = min(alive, key=lambda a: (busy_until[a], a))
+        if not held[s] and not early:
+            if following < len(costs):
+                held[s].append(following)
+                following += 1
+        if not held[s]:
+            alive.remove(s)
+            continue
+        tile = held[s].pop()
+        owner[tile] = s
+        if early and following < len(costs):
+            held[s].append(following)
+            following += 1
+        busy_until[s] = busy_until[s] + costs[tile]
+    loads = [sum(costs[i] for i in range(len(costs)) if (i % sms if i // sms % 2 == 0 else sms - 1 - i % sms) == w) for w in range(sms)]
+    return owner, used, max(busy_until), max(loads)
+""",
+    ),
 ]

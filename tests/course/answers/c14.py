@@ -51,6 +51,47 @@ DK = "        tlx.async_dot(ds_t, q[0], dk[0], use_acc=False, mBarriers=[dk_full
 FREE = "        tlx.tcgen05_commit(empties[slot])\n"
 DONE = "    if begin < end:\n        tlx.tcgen05_commit(dq_full[0])"
 SEAT_WAIT = "        tlx.barrier_wait(dq_empties[0], (j & 1) ^ 1)\n"
+SKETCH = """    SLICES: tl.constexpr = D // NCOL
+    for j in range(blocks):
+        tlx.barrier_wait(dq_fulls[0], j & 1)
+        for i in tl.static_range(SLICES):
+            part = tlx.local_load(tlx.subslice(dq[0], i * NCOL, NCOL))
+            tlx.async_descriptor_store_wait(1)
+            tlx.local_store(stages[i % 2], part)
+            tlx.fence("async_shared")
+            tlx.async_descriptor_store(
+                dq_desc, stages[i % 2], [row + j * BM, i * NCOL], store_reduce="add"
+            )
+        tlx.barrier_arrive(dq_empties[0])
+    tlx.async_descriptor_store_wait(0)
+"""
+SEAT = """    k, v, kv_full = kv
+    do, do_fulls, do_empties = dos
+    tlx.barrier_wait(kv_full[0], 0)
+    for j in range(blocks):
+        tlx.barrier_wait(do_fulls[j % 2], (j // 2) & 1)
+        do_t = tlx.local_trans(do[j % 2])
+        tlx.barrier_wait(dq_empties[0], (j & 1) ^ 1)
+        tlx.async_dot(v[0], do_t, dp[0], use_acc=False, mBarriers=[dp_fulls[0]])
+        tlx.tcgen05_commit(do_empties[j % 2])
+        tlx.barrier_wait(ds_fulls[0], j & 1)
+        ds_rows = tlx.local_trans(ds[0])
+        tlx.async_dot(ds_rows, k[0], dq[0], use_acc=False, mBarriers=[dq_fulls[0]])
+"""
+RESIDENT = """    ds, k, fulls, empties = tiles
+    if begin < end:
+        tlx.barrier_wait(q_full[0], 0)
+    for n in range(end - begin):
+        slot = n % 2
+        tlx.barrier_wait(fulls[slot], (n // 2) & 1)
+        tlx.async_dot(ds[slot], k[slot], dq[0], use_acc=n > 0, force_async=True)
+        tlx.barrier_wait(dk_empties[0], (n & 1) ^ 1)
+        ds_t = tlx.local_trans(ds[slot])
+        tlx.async_dot(ds_t, q[0], dk[0], use_acc=False, mBarriers=[dk_fulls[0]])
+        tlx.tcgen05_commit(empties[slot])
+    if begin < end:
+        tlx.tcgen05_commit(dq_full[0])
+"""
 
 ATTEMPTS = [
     # ------------------------------------------------------------------------------------------ 14.1
@@ -509,6 +550,434 @@ def budget(head_dim: int, q_slots: int, do_slots: int, stages: int, columns: int
         (
             "        tlx.tcgen05_commit(empties[slot])\n",
             "        tlx.async_dot(ds[slot], k[slot], dq[0], use_acc=n > 0, mBarriers=[empties[slot]])\n",
+        ),
+    ),
+    # ------------------------------------------------------------------------------------------ by a tired expert
+    wrong("14.1", "flipped phase", ("dq_fulls[0], j & 1)", "dq_fulls[0], (j & 1) ^ 1)")),
+    wrong(
+        "14.1",
+        "the stage by the block",
+        (STORE1, STORE1.replace("i % 2", "j % 2")),
+        ("dq_desc, stages[i % 2]", "dq_desc, stages[j % 2]"),
+    ),
+    wrong("14.1", "stored from the other stage", ("dq_desc, stages[i % 2]", "dq_desc, stages[(i + 1) % 2]")),
+    wrong("14.1", "slices of 16 in memory", ("[row + j * BM, i * NCOL]", "[row + j * BM, i * 16]")),
+    wrong("14.1", "four slices for good", ("SLICES: tl.constexpr = D // NCOL", "SLICES: tl.constexpr = 4")),
+    wrong(
+        "14.1",
+        "slices of 16 in tensor memory",
+        ("tlx.subslice(dq[0], i * NCOL, NCOL)", "tlx.subslice(dq[0], i * 16, NCOL)"),
+    ),
+    wrong("14.1", "no wait at the start of a block", (WAIT1, "            if i >= 2:\n    " + WAIT1)),
+    wrong(
+        "14.1",
+        "the fence before the store",
+        (STORE1 + '            tlx.fence("async_shared")\n', '            tlx.fence("async_shared")\n' + STORE1),
+    ),
+    wrong("14.1", "the largest of both", ('store_reduce="add"', 'store_reduce="max"')),
+    wrong("14.1", "the first block is skipped", ("    for j in range(blocks):", "    for j in range(1, blocks):")),
+    wrong("14.1", "1 % too much", (STORE1, "            part = part * 1.01\n" + STORE1)),
+    right(
+        "14.1",
+        "a helper, a running turn, a while loop",
+        (
+            "@triton.jit\ndef reduce_sketch(",
+            """@triton.jit
+def send_slice(desc, stage, values, row, column):
+    tlx.async_descriptor_store_wait(1)
+    tlx.local_store(stage, values)
+    tlx.fence("async_shared")
+    tlx.async_descriptor_store(desc, stage, [row, column], store_reduce="add")
+
+
+@triton.jit
+def reduce_sketch(""",
+        ),
+        (
+            SKETCH,
+            """    block, turn = 0, 0
+    while block < blocks:
+        tlx.barrier_wait(dq_fulls[0], block % 2)
+        for column in tl.static_range(0, D, NCOL):
+            part = tlx.local_load(tlx.subslice(dq[0], column, NCOL))
+            send_slice(dq_desc, stages[turn & 1], part, row + block * BM, column)
+            turn += 1
+        tlx.barrier_arrive(dq_empties[0], 1)
+        block += 1
+    tlx.async_descriptor_store_wait(0)
+""",
+        ),
+    ),
+    right(
+        "14.1",
+        "both stages by name, two slices a turn",
+        (
+            """        for i in tl.static_range(SLICES):
+            part = tlx.local_load(tlx.subslice(dq[0], i * NCOL, NCOL))
+            tlx.async_descriptor_store_wait(1)
+            tlx.local_store(stages[i % 2], part)
+            tlx.fence("async_shared")
+            tlx.async_descriptor_store(
+                dq_desc, stages[i % 2], [row + j * BM, i * NCOL], store_reduce="add"
+            )
+""",
+            """        for pair in tl.static_range(0, SLICES, 2):
+            left = tlx.local_load(tlx.subslice(dq[0], pair * NCOL, NCOL))
+            right = tlx.local_load(tlx.subslice(dq[0], (pair + 1) * NCOL, NCOL))
+            tlx.async_descriptor_store_wait(1)
+            tlx.local_store(stages[0], left)
+            tlx.fence("async_shared")
+            tlx.async_descriptor_store(dq_desc, stages[0], [row + j * BM, pair * NCOL], store_reduce="add")
+            tlx.async_descriptor_store_wait(1)
+            tlx.local_store(stages[1], right)
+            tlx.fence("async_shared")
+            tlx.async_descriptor_store(dq_desc, stages[1], [row + j * BM, (pair + 1) * NCOL], store_reduce="add")
+""",
+        ),
+    ),
+    wrong("14.2", "flipped phase", ("dq_fulls[0], j & 1)", "dq_fulls[0], (j & 1) ^ 1)")),
+    wrong(
+        "14.2",
+        "mask on the wrong axis",
+        ("real = j * BM + tl.arange(0, BM)", "real = j * BM + tl.arange(0, NCOL)"),
+        ("real[:, None]", "real[None, :]"),
+    ),
+    wrong("14.2", "the stage by block times STAGES", ("(j * SLICES + i) % STAGES", "(j * STAGES + i) % STAGES")),
+    wrong(
+        "14.2",
+        "stored from the next stage",
+        (
+            "tlx.async_descriptor_store(dq_desc, stage,",
+            "tlx.async_descriptor_store(dq_desc, stages[(j * SLICES + i + 1) % STAGES],",
+        ),
+    ),
+    wrong("14.2", "slices of 16 for good", ("at = [q_begin + j * BM, i * NCOL]", "at = [q_begin + j * BM, i * 16]")),
+    wrong(
+        "14.2", "blocks of 128 in memory", ("at = [q_begin + j * BM, i * NCOL]", "at = [q_begin + j * 128, i * NCOL]")
+    ),
+    wrong("14.2", "four slices for good", ("SLICES: tl.constexpr = D // NCOL", "SLICES: tl.constexpr = 4")),
+    wrong(
+        "14.2", "one stage for good", ("(j * SLICES + i) % STAGES", "0"), ("store_wait(STAGES - 1)", "store_wait(0)")
+    ),
+    wrong(
+        "14.2",
+        "as many stages as are even",
+        ("(j * SLICES + i) % STAGES", "(j * SLICES + i) % (2 if STAGES > 1 else 1)"),
+        ("store_wait(STAGES - 1)", "store_wait(0)"),
+    ),
+    wrong(
+        "14.2",
+        "whole blocks overwrite, the tail adds",
+        (
+            '            tlx.async_descriptor_store(dq_desc, stage, at, store_reduce="add")\n',
+            '            if (j + 1) * BM > q_len:\n                tlx.async_descriptor_store(dq_desc, stage, at, store_reduce="add")\n            else:\n                tlx.async_descriptor_store(dq_desc, stage, at)\n',
+        ),
+    ),
+    wrong(
+        "14.2",
+        "the fence after the copy",
+        ('            tlx.fence("async_shared")\n', ""),
+        ('store_reduce="add")\n', 'store_reduce="add")\n            tlx.fence("async_shared")\n'),
+    ),
+    wrong(
+        "14.2", "the add is scaled", ("tl.where(real[:, None], part, 0.0)", "tl.where(real[:, None], part, 0.0) * 1.01")
+    ),
+    wrong("14.2", "filled with a small number", ("part, 0.0)", "part, 1e-3)")),
+    wrong(
+        "14.2",
+        "waits for the last block only if it is whole",
+        (
+            "\n    tlx.async_descriptor_store_wait(0)",
+            "\n    if q_len % BM == 0:\n        tlx.async_descriptor_store_wait(0)",
+        ),
+    ),
+    right(
+        "14.2",
+        "only the tail is clipped, by a helper",
+        (
+            "            part = tl.where(real[:, None], part, 0.0)\n",
+            "            if q_len < (j + 1) * BM:\n                part = tl.where(real[:, None], part, 0.0)\n",
+        ),
+        ("real = j * BM + tl.arange(0, BM) < q_len", "real = tl.arange(0, BM) + 1 <= q_len - BM * j"),
+        ("(j * SLICES + i) % STAGES", "(i + SLICES * j) % STAGES"),
+    ),
+    right(
+        "14.2",
+        "the wait behind the copy, a slot that wraps",
+        ("            tlx.async_descriptor_store_wait(STAGES - 1)\n", ""),
+        (
+            'store_reduce="add")\n',
+            'store_reduce="add")\n            slot += 1\n            if slot == STAGES:\n                slot = 0\n            tlx.async_descriptor_store_wait(STAGES - 1)\n',
+        ),
+        ("stages[(j * SLICES + i) % STAGES]", "stages[slot]"),
+        ("    for j in range(blocks):\n        real", "    slot = 0\n    for j in range(0, blocks):\n        real"),
+    ),
+    wrong(
+        "14.3",
+        "waits for dP's barrier",
+        (SEAT_WAIT, "        if j > 0:\n            tlx.barrier_wait(dp_fulls[0], (j - 1) & 1)\n"),
+    ),
+    wrong(
+        "14.3",
+        "in the second block only",
+        (SEAT_WAIT, "        if j == 1:\n            tlx.barrier_wait(dq_empties[0], 0)\n"),
+    ),
+    wrong(
+        "14.3",
+        "the wait twice in a block",
+        (SEAT_WAIT, SEAT_WAIT),
+        (
+            "        tlx.barrier_wait(ds_fulls[0], j & 1)\n",
+            "        tlx.barrier_wait(ds_fulls[0], j & 1)\n        tlx.barrier_wait(dq_empties[0], j & 1)\n",
+        ),
+    ),
+    wrong(
+        "14.3",
+        "the reduction of two blocks ago",
+        (SEAT_WAIT, "        if j > 1:\n            tlx.barrier_wait(dq_empties[0], (j - 2) & 1)\n"),
+    ),
+    wrong("14.3", "dQ is added to what is there", ("dq[0], use_acc=False", "dq[0], use_acc=j > 0")),
+    wrong("14.3", "dP is added to what is there", ("dp[0], use_acc=False", "dp[0], use_acc=j > 0")),
+    wrong(
+        "14.3",
+        "flipped phase of dS",
+        ("tlx.barrier_wait(ds_fulls[0], j & 1)", "tlx.barrier_wait(ds_fulls[0], (j & 1) ^ 1)"),
+    ),
+    wrong("14.3", "K and V not waited for", ("    tlx.barrier_wait(kv_full[0], 0)\n", "")),
+    wrong(
+        "14.3",
+        "an arrival for a commit",
+        ("tlx.tcgen05_commit(do_empties[j % 2])", "tlx.barrier_arrive(do_empties[j % 2])"),
+    ),
+    wrong(
+        "14.3",
+        "the parity of blocks in pairs",
+        (SEAT_WAIT, "        if j % 2 == 1:\n            tlx.barrier_wait(dq_empties[0], (j // 2) & 1)\n"),
+    ),
+    wrong("14.3", "dS as it lies", ("ds_rows = tlx.local_trans(ds[0])", "ds_rows = ds[0]")),
+    right(
+        "14.3",
+        "the next dP behind this dQ",
+        (
+            "@triton.jit\ndef seat_mma(",
+            """@triton.jit
+def score_block(v, do, do_fulls, do_empties, dp, dp_fulls, j):
+    tlx.barrier_wait(do_fulls[j % 2], (j // 2) & 1)
+    tlx.async_dot(v[0], tlx.local_trans(do[j % 2]), dp[0], use_acc=False, mBarriers=[dp_fulls[0], do_empties[j % 2]])
+
+
+@triton.jit
+def seat_mma(""",
+        ),
+        (
+            SEAT,
+            """    keys, values, loaded = kv
+    do, do_fulls, do_empties = dos
+    tlx.barrier_wait(loaded[0], 0)
+    score_block(values, do, do_fulls, do_empties, dp, dp_fulls, 0)
+    for j in range(blocks):
+        tlx.barrier_wait(ds_fulls[0], j & 1)
+        tlx.async_dot(tlx.local_trans(ds[0]), keys[0], dq[0], use_acc=False, mBarriers=[dq_fulls[0]])
+        if j + 1 < blocks:
+            tlx.barrier_wait(dq_empties[0], j & 1)
+            score_block(values, do, do_fulls, do_empties, dp, dp_fulls, j + 1)
+""",
+        ),
+    ),
+    right(
+        "14.3",
+        "a parity that is turned by hand",
+        (SEAT_WAIT, "        tlx.barrier_wait(dq_empties[0], free)\n        free ^= 1\n"),
+        (
+            "    for j in range(blocks):\n        tlx.barrier_wait(do_fulls",
+            "    free = 1\n    for j in range(blocks):\n        tlx.barrier_wait(do_fulls",
+        ),
+    ),
+    wrong("14.4", "flipped phase", ("dq_fulls[0], j & 1)", "dq_fulls[0], (j & 1) ^ 1)")),
+    wrong("14.4", "one store too many under way", (EARLY, EARLY.replace("STAGES - 1)", "STAGES)"))),
+    wrong("14.4", "one store too many for the held", (LATE, LATE.replace("STAGES - 1)", "STAGES)"))),
+    wrong(
+        "14.4",
+        "blocks of 128 for the held",
+        ("[j * B, (SLICES - HELD + n) * 16]", "[j * 128, (SLICES - HELD + n) * 16]"),
+    ),
+    wrong(
+        "14.4",
+        "the held slices by one column block too far",
+        ("[j * B, (SLICES - HELD + n) * 16]", "[j * B, (SLICES - HELD + n + 1) * 16]"),
+    ),
+    wrong("14.4", "no fence in the first loop", (EARLY, EARLY.replace('            tlx.fence("async_shared")\n', ""))),
+    wrong("14.4", "the held ones overwrite", (LATE, LATE.replace('                store_reduce="add",\n', ""))),
+    wrong("14.4", "held in bf16", ("held[n])", "held[n].to(tl.bfloat16).to(tl.float32))")),
+    wrong(
+        "14.4",
+        "given back in the middle of the loads",
+        (
+            HOLD,
+            HOLD.replace(
+                "        tlx.barrier_arrive(dq_empties[0])\n",
+                "            if i == SLICES - 1:\n                tlx.barrier_arrive(dq_empties[0])\n",
+            ),
+        ),
+    ),
+    wrong("14.4", "four slices for good", ("SLICES: tl.constexpr = D // 16", "SLICES: tl.constexpr = 4")),
+    wrong(
+        "14.4",
+        "two held for good",
+        (EARLY, EARLY.replace("SLICES - HELD", "SLICES - 2")),
+        (HOLD, HOLD.replace("SLICES - HELD", "SLICES - 2")),
+        (LATE, LATE.replace("SLICES - HELD", "SLICES - 2").replace("range(HELD)", "range(2)")),
+    ),
+    wrong(
+        "14.4",
+        "the last wait allows all stages but one",
+        ("    tlx.async_descriptor_store_wait(0)", "    tlx.async_descriptor_store_wait(STAGES - 1)"),
+    ),
+    right(
+        "14.4",
+        "one loop with a constexpr branch",
+        (
+            EARLY + HOLD,
+            """        kept = ()
+        for i in tl.static_range(SLICES):
+            one = tlx.local_load(tlx.subslice(dq[0], i * 16, 16))
+            if i == SLICES - 1:
+                tlx.barrier_arrive(dq_empties[0], 1)
+            if i < SLICES - HELD:
+                tlx.async_descriptor_store_wait(STAGES - 1)
+                tlx.local_store(stages[i % STAGES], one)
+                tlx.fence("async_shared")
+                tlx.async_descriptor_store(dq_desc, stages[i % STAGES], [j * B, i * 16], store_reduce="add")
+            else:
+                kept += (one,)
+""",
+        ),
+        ("held[n])", "kept[n])"),
+    ),
+    right(
+        "14.4",
+        "stages counted over all blocks",
+        (EARLY, EARLY.replace("stages[i % STAGES]", "stages[(j * SLICES + i) % STAGES]")),
+        (LATE, LATE.replace("stages[(SLICES - HELD + n) % STAGES]", "stages[((j + 1) * SLICES - HELD + n) % STAGES]")),
+    ),
+    wrong("14.5", "warps of 64 threads", ("8 * 32 * compute", "8 * 64 * compute")),
+    wrong("14.5", "left per warp", ("(65536 - others) // 128", "(65536 - others) // 32")),
+    wrong("14.5", "scaled twice: both groups already in compute", ("8 * 32 * compute", "2 * 8 * 32 * compute")),
+    wrong("14.5", "Q's slots for dO's", ("(2 + q_slots + do_slots)", "(2 + 2 * q_slots)")),
+    wrong("14.5", "dQ's slices of 16", ("(left - 8 - columns) // columns", "(left - 8 - columns) // 16")),
+    wrong("14.5", "head_dim of 128", ("128 * head_dim * 2", "128 * 128 * 2")),
+    wrong("14.5", "1,000 bytes", ("+ 1024\n", "+ 1000\n")),
+    wrong("14.5", "one slot of stages", ("stages * 128 * columns * 4", "128 * columns * 4")),
+    wrong("14.5", "at least one must fit", ("most < 0", "most < 1")),
+    wrong("14.5", "memory in KiB, rounded", ("shared > 232448", "shared // 1024 > 227 - 1")),
+    right(
+        "14.5",
+        "helpers and early returns",
+        source="""
+LIMIT = 227 * 1024
+
+def bytes_of(rows, columns, each):
+    return rows * columns * each
+
+def budget(head_dim, q_slots, do_slots, stages, columns, compute):
+    one = bytes_of(128, head_dim, 2)
+    shared = one + one + one * q_slots + one * do_slots
+    shared += bytes_of(128, 128, 2)
+    shared += q_slots * (bytes_of(128, 1, 4) + bytes_of(128, 1, 4))
+    shared += sum(bytes_of(128, columns, 4) for _ in range(stages)) + 1024
+    pool = 65536 - 2 * 4 * 32 * compute - 4 * 32 * 40
+    left = pool // (4 * 32)
+    spare = left - 8 - columns
+    if shared > LIMIT or spare < 0:
+        return shared, left, -1
+    return shared, left, min(spare // columns, head_dim // columns)
+""",
+    ),
+    right(
+        "14.5",
+        "fractions, a search from above",
+        source="""
+from fractions import Fraction
+from math import floor
+
+def budget(head_dim, q_slots, do_slots, stages, columns, compute):
+    kib = Fraction(head_dim, 4) * (2 + q_slots + do_slots) + 32 + q_slots + Fraction(stages * columns, 2) + 1
+    shared = int(kib * 1024)
+    left = floor(Fraction(65536 - 256 * compute - 5120, 128))
+    held = head_dim // columns
+    while held >= 0 and (held + 1) * columns + 8 > left:
+        held -= 1
+    return shared, left, held if kib <= 227 else -1
+""",
+    ),
+    wrong(
+        "14.6",
+        "flipped phase of the slots",
+        ("tlx.barrier_wait(fulls[slot], (n // 2) & 1)", "tlx.barrier_wait(fulls[slot], ((n // 2) & 1) ^ 1)"),
+    ),
+    wrong("14.6", "one slot", ("slot = n % 2", "slot = 0")),
+    wrong("14.6", "slots in the other order", ("slot = n % 2", "slot = (n + 1) % 2")),
+    right(
+        "14.6",
+        "dQ announced before its last product: dK is announced behind both, nobody is hurt",
+        (DONE, ""),
+        (DQ, "        if n == end - begin - 1:\n            tlx.tcgen05_commit(dq_full[0])\n" + DQ),
+    ),
+    wrong(
+        "14.6",
+        "dQ announced by an arrival, dQ's product last",
+        (DQ, ""),
+        (DK, DK + DQ.replace("force_async=True", "mBarriers=[empties[slot]]")),
+        (FREE, ""),
+        (DONE, DONE.replace("tlx.tcgen05_commit(dq_full[0])", "tlx.barrier_arrive(dq_full[0])")),
+    ),
+    wrong(
+        "14.6",
+        "dK's barrier on dQ's product",
+        (DQ, DQ.replace("force_async=True", "mBarriers=[dk_fulls[0]]")),
+        (DK, DK.replace("mBarriers=[dk_fulls[0]]", "force_async=True")),
+    ),
+    wrong("14.6", "dK waited for after its product", (DK_WAIT, ""), (DK, DK + DK_WAIT)),
+    wrong("14.6", "dK waited for every second tile", (DK_WAIT, "        if n % 2 == 0:\n    " + DK_WAIT)),
+    wrong("14.6", "dQ starts anew every second tile", ("dq[0], use_acc=n > 0", "dq[0], use_acc=n % 2 > 0")),
+    wrong("14.6", "dQ from the second tile on", ("dq[0], use_acc=n > 0", "dq[0], use_acc=n > 1")),
+    wrong("14.6", "the tiles of the list", ("for n in range(end - begin)", "for n in range(begin, end)")),
+    wrong(
+        "14.6",
+        "Q waited for with each tile",
+        ("    if begin < end:\n        tlx.barrier_wait(q_full[0], 0)\n", ""),
+        ("        slot = n % 2\n", "        slot = n % 2\n        tlx.barrier_wait(q_full[0], n & 1)\n"),
+    ),
+    wrong("14.6", "the slot freed before dK's product", (FREE, ""), (DK_WAIT, FREE + DK_WAIT)),
+    right(
+        "14.6",
+        "the first tile begins dQ, a slot and a phase that turn",
+        (
+            RESIDENT,
+            """    ds, k, fulls, empties = tiles
+    slot, phase, turn = 0, 0, 0
+    while begin + turn < end:
+        if turn == 0:
+            tlx.barrier_wait(q_full[0], 0)
+        tlx.barrier_wait(fulls[slot], phase)
+        tlx.barrier_wait(dk_empties[0], 1 - turn % 2)
+        tlx.async_dot(tlx.local_trans(ds[slot]), q[0], dk[0], use_acc=False, mBarriers=[dk_fulls[0]])
+        tlx.async_dot(ds[slot], k[slot], dq[0], use_acc=turn != 0, mBarriers=[empties[slot]])
+        phase ^= slot
+        slot ^= 1
+        turn += 1
+    if turn > 0:
+        tlx.tcgen05_commit(dq_full[0])
+""",
+        ),
+    ),
+    right(
+        "14.6",
+        "the last product of dQ carries its barrier",
+        (DONE, ""),
+        (
+            DQ,
+            "        if n + 1 == end - begin:\n            tlx.async_dot(ds[slot], k[slot], dq[0], use_acc=n > 0, mBarriers=[dq_full[0]])\n        else:\n            tlx.async_dot(ds[slot], k[slot], dq[0], use_acc=n > 0, force_async=True)\n",
         ),
     ),
 ]
