@@ -366,6 +366,26 @@ LOCATE = Exercise(
     ),
     mutants=(
         Mutant(
+            "head and tile exchanged",
+            "Quotient and remainder were exchanged: unit // heads is the tile, unit % heads the head.",
+            edit=("tile, head = unit // heads", "head, tile = unit // heads"),
+        ),
+        Mutant(
+            "all rows in the first half",
+            "The first half took the rows of both halves. It ends at most `block` rows behind `begin`.",
+            edit=("min(begin + block, end)", "min(begin + 2 * block, end)"),
+        ),
+        Mutant(
+            "end is the last row",
+            "`end` was the last row. It is the row behind it: the second half is middle .. end - 1.",
+            edit=("return head, kv_head, begin, middle, end,", "return head, kv_head, begin, middle, end - 1,"),
+        ),
+        Mutant(
+            "key head by the tile",
+            "The key head was chosen by the tile. It depends on the head alone.",
+            edit=("head // (heads // kv_heads)", "tile % kv_heads"),
+        ),
+        Mutant(
             "heads lie apart",
             "The units of one head were taken to lie side by side. It is the heads of one tile that do.",
             edit=(
@@ -1327,6 +1347,31 @@ PREDICT = Exercise(
         "loop: (now, sm) = the smallest; tile = the one it holds, or the next pending one or -1 (count it); at -1 the SM is out; else owner[tile] = sm, it is free again at now + cost, and if early it asks at `now` for the tile after.",
     ),
     mutants=(
+        Mutant(
+            "zigzag over sorted costs",
+            "The zigzag dealt sorted costs. It deals the list in its order.",
+            edit=("enumerate(costs)", "enumerate(sorted(costs))"),
+        ),
+        Mutant(
+            "zigzag turns with the SM",
+            "Every second SM was dealt backwards. It is every second round.",
+            edit=("sms - 1 - worker if turn % 2 else worker", "sms - 1 - worker if worker % 2 else worker"),
+        ),
+        Mutant(
+            "-1 is counted twice",
+            "A -1 that was told early was counted again when the tile ended. The program asks no more.",
+            edit=("failed += upcoming[sm] is None and tile < 0", "failed += tile < 0"),
+        ),
+        Mutant(
+            "the first to end",
+            "queue_end was the time at which the first program ends. It is when the last one does.",
+            edit=("max(ends), max(loads)", "min(e for e in ends if e), max(loads)"),
+        ),
+        Mutant(
+            "the tile's own SM every time",
+            "Stolen tiles were given to the SMs in turn. The SM that asks gets the tile.",
+            edit=("owner[tile], ends[sm] = sm,", "owner[tile], ends[sm] = tile % sms,"),
+        ),
         Mutant(
             "always asks late",
             "The programs asked when they had finished a tile. With `early` they ask when they begin one.",

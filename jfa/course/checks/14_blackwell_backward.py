@@ -119,6 +119,16 @@ SKETCH = Exercise(
     ),
     mutants=(
         Mutant(
+            "four slices for good",
+            "dQ was taken to have four slices. It has D // NCOL.",
+            edit=("SLICES: tl.constexpr = D // NCOL", "SLICES: tl.constexpr = 4"),
+        ),
+        Mutant(
+            "columns of 16 for good",
+            "Slice i was added from column i * 16 on. It begins at i * NCOL.",
+            edit=("[row + j * BM, i * NCOL]", "[row + j * BM, i * 16]"),
+        ),
+        Mutant(
             "blocks of 128 rows for good",
             "Blocks were taken to have 128 rows. They have BM.",
             edit=("[row + j * BM, i * NCOL]", "[row + j * 128, i * NCOL]"),
@@ -307,6 +317,35 @@ REDUCE = Exercise(
         "Per slice: load, tl.where(real[:, None], part, 0.0), store_wait(STAGES - 1), local_store, fence, descriptor store with store_reduce='add' at [q_begin + j * BM, i * NCOL]. After the slices arrive; at the very end store_wait(0).",
     ),
     mutants=(
+        Mutant(
+            "four slices for good",
+            "dQ has D // NCOL slices, whatever that is.",
+            caught_by="runs",
+            edit=("SLICES: tl.constexpr = D // NCOL", "SLICES: tl.constexpr = 4"),
+            expect="subslice",
+            recognise=False,
+        ),
+        Mutant(
+            "columns of 16 for good",
+            "Slice i was added from column i * 16 on. It begins at i * NCOL.",
+            edit=("at = [q_begin + j * BM, i * NCOL]", "at = [q_begin + j * BM, i * 16]"),
+        ),
+        Mutant(
+            "the mask along the columns",
+            "The mask was laid along the columns. It is rows that do not exist.",
+            edit=(
+                ("real = j * BM + tl.arange(0, BM)", "real = j * BM + tl.arange(0, NCOL)"),
+                ("real[:, None]", "real[None, :]"),
+            ),
+        ),
+        Mutant(
+            "whole blocks overwrite",
+            "Only the tail was added. Whole blocks overwrote what was in memory.",
+            edit=(
+                '            tlx.async_descriptor_store(dq_desc, stage, at, store_reduce="add")\n',
+                '            if (j + 1) * BM > q_len:\n                tlx.async_descriptor_store(dq_desc, stage, at, store_reduce="add")\n            else:\n                tlx.async_descriptor_store(dq_desc, stage, at)\n',
+            ),
+        ),
         Mutant(
             "masked in blocks of 128",
             "The rows of a block were counted as if it had 128. Row j * BM is its first.",
@@ -518,6 +557,21 @@ SEAT = Exercise(
     ),
     mutants=(
         Mutant(
+            "dQ goes on from block to block",
+            "dQ of a block was added to what lay in its columns before: the block's dP.",
+            edit=("dq[0], use_acc=False", "dq[0], use_acc=j > 0"),
+        ),
+        Mutant(
+            "dP goes on from block to block",
+            "dP of a block was added to what lay in its columns before: the dQ of the block before.",
+            edit=("dp[0], use_acc=False", "dp[0], use_acc=j > 0"),
+        ),
+        Mutant(
+            "dS as it lies",
+            "dS lies in memory as [keys, queries]. dQ's product needs its transpose.",
+            edit=("ds_rows = tlx.local_trans(ds[0])", "ds_rows = ds[0]"),
+        ),
+        Mutant(
             "waits before dQ",
             "dQ's product is not the one that overwrites dQ: dP's is, and it is issued before.",
             caught_by="runs",
@@ -671,6 +725,21 @@ EARLY = Exercise(
         "for i in static_range(SLICES - HELD): as before. held = (); for i in static_range(SLICES - HELD, SLICES): held = held + (local_load(...),). Arrive. for n in static_range(HELD): wait for a stage, store held[n], fence, add to the columns from (SLICES - HELD + n) * 16.",
     ),
     mutants=(
+        Mutant(
+            "the held slices one slice too far",
+            "The held slices were added one slice too far to the right.",
+            edit=("[j * B, (SLICES - HELD + n) * 16]", "[j * B, (SLICES - HELD + n + 1) * 16]"),
+        ),
+        Mutant(
+            "held in bf16",
+            "The held slices were rounded to bf16. dQ stays in fp32.",
+            edit=("held[n])", "held[n].to(tl.bfloat16).to(tl.float32))"),
+        ),
+        Mutant(
+            "four slices for good",
+            "dQ was taken to have four slices. It has D // 16.",
+            edit=("SLICES: tl.constexpr = D // 16", "SLICES: tl.constexpr = 4"),
+        ),
         Mutant(
             "the held slices overwrite",
             "The held slices were stored, not added: what was in memory is gone.",
@@ -845,6 +914,36 @@ BUDGET = Exercise(
     ),
     mutants=(
         Mutant(
+            "left per warp",
+            "`left` was the registers per lane of one warp. The role has four warps, 128 threads.",
+            edit=("(65536 - others) // 128", "(65536 - others) // 32"),
+        ),
+        Mutant(
+            "Q's slots for dO's",
+            "dO was given as many slots as Q. It has do_slots.",
+            edit=("(2 + q_slots + do_slots)", "(2 + 2 * q_slots)"),
+        ),
+        Mutant(
+            "slices of 16 for good",
+            "Slices were taken to have 16 columns. They have `columns`.",
+            edit=("(left - 8 - columns) // columns", "(left - 8 - columns) // 16"),
+        ),
+        Mutant(
+            "128 columns for good",
+            "The head was taken to have 128 columns. It has head_dim.",
+            edit=("128 * head_dim * 2", "128 * 128 * 2"),
+        ),
+        Mutant(
+            "one stage",
+            "One stage of dQ was counted. There are `stages`.",
+            edit=("stages * 128 * columns * 4", "128 * columns * 4"),
+        ),
+        Mutant(
+            "at least one must be held",
+            "0 held slices are an answer, too: -1 is for the case that not even 0 fit.",
+            edit=("most < 0", "most < 1"),
+        ),
+        Mutant(
             "dQ's stages in bf16",
             "The stages hold dQ in fp32: four bytes per number.",
             edit=("stages * 128 * columns * 4", "stages * 128 * columns * 2"),
@@ -1016,6 +1115,16 @@ RESIDENT = Exercise(
         "Wait q_full once. Per tile: wait fulls[n % 2]; dQ with use_acc=n > 0; wait dk_empties[0] with (n & 1) ^ 1; dK with mBarriers=[dk_fulls[0]]; commit empties[n % 2]. Behind the loop, if there was a tile, commit dq_full[0].",
     ),
     mutants=(
+        Mutant(
+            "dQ begins again every second tile",
+            "dQ was begun again with every second tile: a slot of the ring comes back, the sum does not.",
+            edit=("use_acc=n > 0", "use_acc=n % 2 > 0"),
+        ),
+        Mutant(
+            "dQ goes on from the third tile",
+            "The second tile began dQ again: the first one's part is lost.",
+            edit=("dq[0], use_acc=n > 0", "dq[0], use_acc=n > 1"),
+        ),
         Mutant(
             "dQ begins again with each tile",
             "dQ was begun again with each tile: a partial holds its last tile only.",

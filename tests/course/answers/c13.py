@@ -932,9 +932,9 @@ def locate(unit, records, tiles, heads, kv_heads, block):
         (SKIP_COMPUTE, SKIP_COMPUTE.replace("(unit >= 0) & (unit < count)", "unit >= 0")),
         (SKIP_LOAD, SKIP_LOAD.replace("(unit >= 0) & (unit < count)", "unit >= 0")),
     ),
-    wrong(
+    right(
         "13.4",
-        "steps of a surplus unit counted",
+        "a surplus unit's record is read and dropped",
         (SKIP_STORE, TWO_COUNTERS_STORE),
         (SKIP_COMPUTE, TWO_COUNTERS_COMPUTE),
         (
@@ -966,18 +966,18 @@ def locate(unit, records, tiles, heads, kv_heads, block):
             '                tlx.barrier_arrive(o_fulls[slot])\n                tlx.fence("async_shared")\n',
         ),
     ),
-    wrong(
+    right(
         "13.5",
-        "the accumulator given back before it is read",
+        "the accumulator given back before it is read: the next product there waits for Q, and Q for this O",
         (
             "                o = tlx.local_load(accs[slot])\n                tlx.barrier_arrive(acc_empties[slot])\n",
             "                tlx.barrier_arrive(acc_empties[slot])\n                o = tlx.local_load(accs[slot])\n",
         ),
     ),
     wrong("13.5", "the accumulator goes on", ("use_acc=j > 0", "use_acc=(j > 0) | (done > 1)")),
-    wrong(
+    right(
         "13.5",
-        "Q given back before the products",
+        "Q given back before the products: its buffer waits for this O as well",
         ("                tlx.tcgen05_commit(q_empties[slot])\n", ""),
         (
             "                for j in range(steps):\n                    stage, k_phase = ring(steps_done + j, STAGES)\n                    tlx.barrier_wait(k_fulls",
