@@ -939,7 +939,7 @@ def budget(head_dim, q_slots, do_slots, stages, columns, compute):
     ),
     wrong("14.6", "dK waited for after its product", (DK_WAIT, ""), (DK, DK + DK_WAIT)),
     wrong("14.6", "dK waited for every second tile", (DK_WAIT, "        if n % 2 == 0:\n    " + DK_WAIT)),
-    wrong("14.6", "dQ starts anew every second tile", ("dq[0], use_acc=n > 0", "dq[0], use_acc=n % 2 > 0")),
+    wrong("14.6", "dQ starts again every second tile", ("dq[0], use_acc=n > 0", "dq[0], use_acc=n % 2 > 0")),
     wrong("14.6", "dQ from the second tile on", ("dq[0], use_acc=n > 0", "dq[0], use_acc=n > 1")),
     wrong("14.6", "the tiles of the list", ("for n in range(end - begin)", "for n in range(begin, end)")),
     wrong(
