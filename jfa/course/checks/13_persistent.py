@@ -1091,7 +1091,7 @@ REUSE = Exercise(
             "loaded_places",
             at_most=_reuse_places,
             at_least=_reuse_places,
-            text="tiles take both buffers of Q in turn, and the ring of K has STAGES buffers and uses them all",
+            text="take both buffers of Q in turn, and the ring of K has STAGES buffers and uses them all",
         ),
     ),
     mutants=(
