@@ -7,7 +7,6 @@ a loop over them counts wherever it stands.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ _MAKERS = (
     "array", "asarray", "asanyarray", "ascontiguousarray", "zeros", "ones", "empty", "full", "arange", "fromiter", "from_dlpack",
     "frombuffer", "memmap",
 )  # fmt: skip
-_ITERATORS = ("nditer", "ndenumerate", "nested_iters", "broadcast")
+_ITERATORS = ("nditer", "ndenumerate", "nested_iters")
 _BUFFERS = (bytes, bytearray, memoryview)
 _EXPONENTIALS = {"exp", "exp2", "expm1", "sinh", "cosh", "tanh", "logaddexp", "logaddexp2", "float_power", "power"}
 _meter: Meter | None = None
@@ -191,8 +190,11 @@ def as_counted(result: Any) -> Any:
 
 
 @contextlib.contextmanager
-def counted(meter: Meter) -> Iterator[None]:
-    """Make NumPy arrays that are made inside count their operations on the meter."""
+def counted(meter: Meter, names: dict | None = None) -> Iterator[None]:
+    """Make NumPy arrays that are made inside count their operations on the meter.
+
+    ``names`` is the learner's namespace: there, and nowhere else, ``bytes`` and its kin count the arrays that they read.
+    """
     global _meter
 
     def making(make):
@@ -208,14 +210,19 @@ def counted(meter: Meter) -> Iterator[None]:
 
     stands = [(np, name, making(getattr(np, name))) for name in _MAKERS]
     stands += [(np, name, iterating(getattr(np, name))) for name in _ITERATORS]
-    stands += [(builtins, kind.__name__, _Buffer(kind.__name__, (), {"kind": kind})) for kind in _BUFFERS]
+    names = {} if names is None else names
+    own = {kind.__name__: _Buffer(kind.__name__, (), {"kind": kind}) for kind in _BUFFERS if kind.__name__ not in names}
     originals = [(holder, name, getattr(holder, name)) for holder, name, _ in stands]
     _meter = meter
     for holder, name, stand in stands:
         setattr(holder, name, stand)
+    names |= own
     try:
         yield
     finally:
         _meter = None
         for holder, name, original in originals:
             setattr(holder, name, original)
+        for name, stand in own.items():
+            if names.get(name) is stand:
+                del names[name]

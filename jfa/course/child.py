@@ -223,12 +223,13 @@ def _load_answer(
     job: Job, reporter: Reporter, violations: guard.Violations, modules: closed_modules.Closed
 ) -> tuple[Any, bool]:
     """Return (answer, whether there is one): run the helper cells and the answer's cell in a fresh module."""
-    module = types.ModuleType("answer")
-    sys.modules["answer"] = module
+    module = types.ModuleType("__main__")  # its name in a notebook: `if __name__ == "__main__":` holds there, too
+    sys.modules["__main__"] = sys.modules["answer"] = module
     sys.modules["jfa.course"] = _silent_course()
     originals.LIBRARIES.accept()  # what is closed stays closed, whatever a cell puts there
     namespace = vars(module)
-    namespace["display"] = lambda *args, **kwargs: None  # a notebook has it without an import
+    namespace["display"] = lambda *args, **kwargs: None  # a notebook has it without an import, and the next
+    namespace["get_ipython"] = lambda: _Silent()
     notes, cells, broken, replaced = [], Cells(namespace), [], []
     with modules.lenient():
         for label, source in job.helpers:
@@ -239,14 +240,14 @@ def _load_answer(
                 broken.append(source)
             if not label.startswith("given"):
                 replaced += originals.labels(originals.LIBRARIES.put_back())
-        _define_missing(broken, namespace)
+        _define_missing(broken, namespace, job.source)
     if "numpy" in job.forbid:  # only now: a helper cell that plots is no part of the answer
         guard.forbid_numpy_import(violations)
         guard.forbid_numpy_names(namespace, violations)
     try:
         cells.run(job.source, "<your answer>")
         replaced += originals.labels(originals.LIBRARIES.put_back())
-        _define_missing(job.below, namespace)
+        _define_missing(job.below, namespace, job.source)
         if replaced:
             notes.append(originals.sentence(list(dict.fromkeys(replaced))))
     except BaseException as error:  # noqa: BLE001
@@ -268,20 +269,75 @@ def _silent_course() -> types.ModuleType:
         del sys.modules[name]  # this process keeps its own references
     course = types.ModuleType("jfa.course")
     course.__path__ = []  # a package, so that importing anything below it meets the guard
-    course.check = course.hint = course.progress = lambda *args, **kwargs: None
+    course.check = course.hint = course.progress = lambda *args, **kwargs: _Silent()
     jfa.course = course
     return course
 
 
-def _define_missing(sources: list[str], namespace: dict) -> None:
-    """Run definitions in cells below the answer, for names it lacks: a notebook need not be run from top to bottom."""
-    for number, source in enumerate(sources):
+class _Silent:
+    """Stands for what check(), hint(), progress() and get_ipython() return: it answers everything, and does nothing."""
+
+    def __getattr__(self, name: str) -> _Silent:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> _Silent:
+        return self
+
+    def __iter__(self) -> Iterator:
+        return iter(())
+
+    def __eq__(self, other: object) -> bool:
+        return True  # assert check(...).state == "passed"
+
+    __hash__ = None
+
+    def __str__(self) -> str:
+        return ""
+
+
+def _define_missing(sources: list[str], namespace: dict, answer: str) -> None:
+    """Run definitions in cells below the answer, for names it lacks: a notebook need not be run from top to bottom.
+
+    Functions and classes are defined anyhow; imports and plain values (constants, lambdas, ``torch.int32``) where they or the
+    answer use them.
+    """
+    trees, used = [], set()
+    for source in [answer, *sources]:
         with contextlib.suppress(Exception):
-            tree = parse(source)
-            wanted = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name not in namespace]
-            for node in wanted:
-                text = ast.get_source_segment(source, node) or ""
-                exec(compile_visible(text, f"<cell below the answer, {number}: {node.name}>"), namespace)
+            trees.append((source, parse(source)))
+    for source, tree in trees:
+        used |= {
+            n.id for d in tree.body if source == answer or _names(d)[1] for n in ast.walk(d) if isinstance(n, ast.Name)
+        }
+    for number, (source, tree) in enumerate((s, t) for s, t in trees if s != answer):
+        for node in tree.body:
+            names, always = _names(node)
+            if names and names.isdisjoint(namespace) and (always or names & used):
+                with contextlib.suppress(Exception):
+                    text = ast.get_source_segment(source, node) or ""
+                    exec(compile_visible(text, f"<cell below the answer, {number}: {min(names)}>"), namespace)
+
+
+def _names(node: ast.stmt) -> tuple[set[str], bool]:
+    """Return (names that a statement defines, whether as a function or class); none for a statement that computes."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}, True
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).split(".")[0] for alias in node.names}, False
+    if isinstance(node, ast.Assign) and _is_plain(node.value) and all(isinstance(t, ast.Name) for t in node.targets):
+        return {target.id for target in node.targets}, False
+    return set(), False
+
+
+def _is_plain(value: ast.expr) -> bool:
+    """Return whether an expression only names values: nothing is called or computed, but for arithmetic of constants."""
+    if isinstance(value, ast.Lambda):
+        return True
+    kinds = ast.Constant | ast.Name | ast.Attribute | ast.Tuple | ast.List | ast.Dict | ast.UnaryOp | ast.BinOp
+    syntax = ast.expr_context | ast.operator | ast.unaryop
+    return all(isinstance(part, kinds | syntax) for part in ast.walk(value))
 
 
 def _defined(source: str) -> list[str]:
@@ -356,7 +412,9 @@ def _measured(job: Job, violations: guard.Violations) -> Iterator[dict[str, int]
     families = [f for f in job.forbid if not (f == "numpy" and job.needs_triton)]
     meter = measure.Meter(families, violations, watch_python="live_numel" in job.measures)
     counts: dict[str, int] = {}
-    numpy_counts = contextlib.nullcontext() if job.needs_triton else arrays.counted(meter)
+    numpy_counts = (
+        contextlib.nullcontext() if job.needs_triton else arrays.counted(meter, vars(sys.modules["__main__"]))
+    )
     with (
         numpy_counts,
         measure.kernel_counts(job.needs_triton) as kernel,

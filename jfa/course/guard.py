@@ -67,6 +67,10 @@ class ForbiddenWriteError(ForbiddenError, PermissionError):
     """The answer tried to change a file outside its temporary folder; libraries expect an OSError there."""
 
 
+class ForbiddenProcessError(ForbiddenError, PermissionError):
+    """The answer tried to start or signal a process; libraries that look for a tool (matplotlib: fc-list) expect an OSError."""
+
+
 class Violations:
     """An answer's violations of the rules, in order; catching the exception does not remove the entry.
 
@@ -251,9 +255,9 @@ def watch(closed: Mapping[str, Iterable[str]], scratch: str, violations: Violati
             if _asked_by_learner(sys._getframe(2), {"ctypes": None}):
                 raise violations.add("ctypes")
         elif event in _PROCESS_EVENTS:
-            raise ForbiddenError("an answer starts and signals no other processes")
+            raise ForbiddenProcessError("an answer starts and signals no other processes")
         elif event == "resource.prlimit" and args[0] not in (0, os.getpid()):
-            raise ForbiddenError("an answer starts and signals no other processes, nor sets their limits")
+            raise ForbiddenProcessError("an answer starts and signals no other processes, nor sets their limits")
 
     def opens(path: str, flags: int | None) -> None:
         reads(path)
