@@ -21,7 +21,8 @@ DTYPES = [
     torch.int16,
     torch.int32,
 ]
-DTYPES += [torch.int64, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64]
+DTYPES += [torch.int64, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu]
+DTYPES += [torch.complex64]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -794,6 +794,16 @@ JAGGED = Exercise(
             edit=(_SPECIAL, "code = tl.where(bits > 0x7F800000, 255, code)"),
         ),
         Mutant(
+            "only zeros have code 0",
+            "Zeros have code 0, but so have groups of tiny numbers: the formula's code is negative for them, and uint8 makes a large number of it.",
+            edit=(_SPECIAL, "code = tl.where(bits > 0x7F800000, 255, tl.where(bits == 0, 0, code))"),
+        ),
+        Mutant(
+            "a smallest magnitude",
+            "Magnitudes below 1e-30 were raised to it, so groups of tiny numbers have too large a code, and their data vanish.",
+            edit=(_BITS, _BITS + "\n        bits = tl.where(bits == 0, 0, tl.maximum(bits, 0x0DA24260))"),
+        ),
+        Mutant(
             "the scale the wrong way",
             "Numbers were multiplied by the scale. They are divided by it.",
             edit=("((254 - code) << 23)", "(tl.minimum(code, 254) << 23)"),
@@ -1234,6 +1244,11 @@ ATTEND = Exercise(
             ),
             expect="two scaled products",
             recognise=False,
+        ),
+        Mutant(
+            "one program's queries",
+            "Every program loads the first 128 queries. Program i has those from i * BLOCK on, and tile i of their codes.",
+            edit=(("q[0], [i * BLOCK, 0]", "q[0], [0, 0]"), ("q_codes[0], [i, 0, 0, 0]", "q_codes[0], [0, 0, 0, 0]")),
         ),
         Mutant(
             "the sum of 256 P",
