@@ -3,6 +3,8 @@
 # ruff: noqa: E501
 # fmt: off
 LANGUAGE = {
+    **{f"{what} under a plain name": (f"q = {what}",) for what in ("tl.exp", "tl", "(tl.exp, 1)", "[tl.cdiv, i]", "(tl.float32, i)", "tl.float32", "i.to", "i.sum", "N.bit_length", "tl.constexpr", "triton.jit", "i.shape", "(None, 1)")},
+    "function as a constant": ("q: tl.constexpr = tl.maximum", "tl.store(o + i, q(i, 1))"),
     "rt": ("c: tl.constexpr = n", "tl.store(o + i, i + c)",),
     "rt left": ("c: tl.constexpr = n", "tl.store(o + i, c + i)",),
     "rt times const": ("c: tl.constexpr = n * 2", "tl.store(o + i, i + c)",),

@@ -32,6 +32,33 @@ def leaves(v, n):
     if n > 2:
         return v
     return v * 2
+@tl.core._aggregate
+class Inner:
+    value: tl.tensor
+    size: tl.constexpr
+    @triton.constexpr_function
+    def __init__(self, value, size):
+        self.value = value
+        self.size = tl.constexpr(size)
+    @triton.jit
+    def times(self, k):
+        return Inner(self.value * k, self.size)
+    @triton.constexpr_function
+    def twice(self):
+        return self.size * 2
+@tl.core._aggregate
+class Outer:
+    inner: Inner
+    parts: tl.tuple
+    count: tl.tensor
+    @triton.jit
+    def total(self):
+        return self.inner.value + self.count
+@triton.jit
+def opened(a, how: tl.constexpr):
+    if how > 1:
+        return a.value
+    return a
 @triton.jit
 def kernel(x, o, n, N: tl.constexpr):
 """
@@ -284,6 +311,64 @@ def _leave(b):
                           "s = n // 2 + n % 3", "s = max(n, 2)", "s = -n", "s = n ** 2", "s = float(n)", "s = tl.num_programs(0)"))  # fmt: skip
 
 
+def _aggregate(b):
+    v, name = b.block(), b.fresh("a")
+    size, other = b.pick("4", "N", "4", "None", "2.5"), b.pick("4", "N", "8")
+    b.lines.append(f"{name} = Inner({b.often(v, b.pick('n', '1', 'None', '(n, 1)'))}, {size})")
+    if b.draw(st.booleans()):
+        parts, count = b.pick("(n, 7)", f"({v}, n)", "n", "()"), b.pick("n", "n + 0.5", "3", v)
+        b.lines.append(f"{name}o = Outer({name}, {parts}, {count})")
+        b.lines.append(b.pick(f"q{name} = {name}o.total()", f"q{name} = {name}o.parts[{b.pick('0', '1', '2', 'n')}] + 1", f"q{name} = {name}o.inner.twice()",
+                              f"{name}o = Outer({name}o.inner.times(2), {name}o.parts, n)", f"for j in range(n):\n    {name}o = Outer({name}, {parts}, {count})",
+                              f"{name}o.count = n", f"q{name} = {name}o.nothing", f"q{name}, p{name} = {name}o.parts"))  # fmt: skip
+    shape, dtype = b.blocks[v]
+    loop, way = (
+        b.pick("for j in range(2):", "for j in tl.static_range(2):"),
+        b.pick("if n > 2:", "if n > 90:", "if N > 2:"),
+    )
+    b.lines.append(b.pick(f"{loop}\n    {name} = {name}.times({b.pick('2', 'n', 'j', '0.5')})", f"{loop}\n    {name} = Inner({name}.value, {other})",
+                          f"{way}\n    {name} = Inner({name}.value + {name}.value, {other})", f"{way}\n    {name} = {name}.times(3)",
+                          f"c{name} = tl.arange(0, {name}.size)", f"q = {name}.twice() + n", f"q = opened({name}, {b.pick('1', '2', 'n')})",
+                          f"q = {name}.times", f"q = Inner({name}, 4)", f"q = {name} == {name}", f"q = {name} + 1", f"{name}.size = 3",
+                          f"q = ({name}, n)[0].value + 1", f"c{name}: tl.constexpr = {name}.size", f"q = {name} if n > 2 else {name}", "q = Inner(n)",
+                          f"q = Inner(size=4, value={v})", f"tl.static_assert({name}.size == 4)", f"q = tl.full((4,), {name}.size, tl.int32)"))  # fmt: skip
+    b.give(f"{name}.value", shape, dtype)
+
+
+def _descriptor(b):
+    name = b.fresh("d")
+    box = b.pick((16, 16), (4, 16), (8, 64), (64,), (16, 2), (3, 16), (1, 1, 32), (256,), (16, 4))
+    rank = len(box)
+    extents = ["64", "N", "n * 8", "64"][:rank] if b.draw(st.integers(0, 4)) else ["64"] * b.pick(1, 2, 3)
+    strides = {1: ["1"], 2: [b.pick("64", "N", "n * 16"), "1"], 3: ["64", "32", "1"]}[rank]
+    strides = b.often(strides, strides[:-1] + [b.pick("2", "n", "1.0", "tl.constexpr(1)")])
+    base, shape = (
+        b.often(b.pick("x", "o"), b.pick("n", "x + tl.arange(0, 16)", "o + 16")),
+        b.often(box, b.pick((16, 16), ("n", 16))),
+    )
+    text = ", ".join(map(str, shape))
+    b.lines.append(f"{name} = tl.make_tensor_descriptor({base}, [{', '.join(extents)}], [{', '.join(strides)}], [{text}]"
+                   f"{b.pick('', '', '', ', padding_option=' + repr(b.pick('zero', 'nan', 'x')))})")  # fmt: skip
+    at = [
+        b.often(b.pick("0", "16", "n * 4", "4"), b.pick("n * 0.5", "n > 2", "None", "48", "n.to(tl.int64)"))
+        for _ in range(rank)
+    ]
+    at = ", ".join(b.often(at, at[:-1]))
+    load = f"{name}.load([{at}])"
+    if b.draw(st.booleans()):
+        b.give(load, box, "float32")
+        return
+    value = b.often(
+        f"tl.zeros(({text},), tl.{b.often('float32', b.pick('float16', 'int32'))})", b.pick("1.0", "n", "None", load)
+    )
+    b.lines.append(b.pick(f"{name}.store([{at}], {value})", f"{name}.atomic_add([{at}], {value})", f"{name}.atomic_{b.pick('min', 'max', 'and', 'xor')}([{at}], {value})",
+                          f"tl.store_tensor_descriptor({name}, [{at}], {value})", f"q = tl.load_tensor_descriptor({name}, [{at}])",
+                          f"q = {name}.{b.pick('shape', 'strides', 'dtype', 'nothing')}", f"q = {name}[0]", f"tl.store({name}, 1.0)",
+                          f"q = {name}.gather(tl.arange(0, 16), 0)", f"for j in range(2):\n    q = {name}.load([{at}]) + j",
+                          f"if n > 2:\n    {name}.store([{at}], {value})", f"{name} = ({name}, n)[0]"))  # fmt: skip
+
+
+OBJECTS = [_aggregate, _descriptor]
 STATEMENTS = [
     _unary,
     _unary,
@@ -314,6 +399,16 @@ def triton_kernels(draw):
     """Source text of a kernel of two to five statements, and what they need."""
     body = _Body(draw)
     _statements(body, draw(st.integers(2, 5)))
+    return HEAD + "".join(f"    {line}\n" for text in body.lines for line in text.split("\n"))
+
+
+@st.composite
+def object_kernels(draw):
+    """Source text of a kernel of aggregates and descriptors, among other statements."""
+    body = _Body(draw)
+    for _ in range(draw(st.integers(1, 3))):
+        _statements(body, draw(st.integers(0, 1)))
+        _pick(draw, OBJECTS)(body)
     return HEAD + "".join(f"    {line}\n" for text in body.lines for line in text.split("\n"))
 
 

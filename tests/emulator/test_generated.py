@@ -75,6 +75,7 @@ def _test(strategy, batches, stage, arch):
 WIDE_TRITON, WIDE_TLX = (
     made.map(lambda text: (text, None)) for made in (generated_wide.triton_kernels(), generated_wide.tlx_kernels())
 )
+OBJECTS = generated_wide.object_kernels().map(lambda text: (text, None))
 TRITON, TLX = generated.triton_kernels(), generated.tlx_kernels().map(lambda text: (text, None))
 
 
@@ -90,6 +91,15 @@ def test_a_sample_of_tlx_kernels():
 def test_a_sample_of_longer_kernels():
     _test(WIDE_TRITON, 1, "ttir", 90)
     _test(WIDE_TLX, 1, "ttgir", 100)
+
+
+def test_a_sample_of_kernels_of_aggregates_and_descriptors():
+    _test(OBJECTS, 1, "ttir", 90)
+
+
+@pytest.mark.slow
+def test_many_kernels_of_aggregates_and_descriptors():
+    _test(OBJECTS, 12, "ttir", 90)
 
 
 @pytest.mark.slow

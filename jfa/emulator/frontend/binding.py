@@ -393,8 +393,7 @@ def _aggregate(cls):
             if type(value) is tl.constexpr:
                 return value.value
             if is_jit(value):
-                function = emulated(value)
-                return lambda *args, **kwargs: function(self, *args, **kwargs)
+                return owners.Method(emulated(value), self)
             if isinstance(value, _CONSTEXPR_FUNCTIONS):
                 return _constexpr_function(value)
             return support.Sequence(fix(value)) if type(value) is tl.tuple and not value.type.fields else value

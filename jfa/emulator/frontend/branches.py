@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ..context import Launch, context, running
 from ..counting import Active
-from . import extension
+from . import extension, owners
 from .tensor import Tensor, held_dtype, make, scalar
 
 EFFECTS = frozenset(
@@ -317,7 +317,7 @@ def run_time_type(value: Any) -> Any:
     if isinstance(value, tuple | tl.tuple):
         types = tuple(map(run_time_type, value))
         return None if None in types else types
-    return None
+    return getattr(value, "compiled_type", None)  # of an aggregate
 
 
 def callable_without_effects(function: Any) -> Any:
@@ -326,11 +326,13 @@ def callable_without_effects(function: Any) -> Any:
         if function.uses_tlx or any(map(function.names, (*EFFECTS, "load"))):
             raise Unknown
         return function
+    if isinstance(function, owners.Method):
+        return owners.Method(callable_without_effects(function.function), function.owner)
     name = getattr(function, "__name__", "<lambda>")
     if name == "load" and not hasattr(function, "__self__"):
         return _as_if_loaded
-    is_aggregate = getattr(function, "__triton_aggregate__", False)  # whose methods a lambda calls
-    if name in EFFECTS or name in ("load", "<lambda>") or is_aggregate or extension.defines(function):
+    names_buffers = getattr(function, "holds", ())  # an aggregate: what it holds learns its name
+    if name in EFFECTS or name in ("load", "<lambda>") or names_buffers or extension.defines(function):
         raise Unknown
     return function
 

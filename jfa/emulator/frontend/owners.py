@@ -35,3 +35,16 @@ def _arrays(value, depth):
         return [(value, array, depth)]
     held = vars(value) if getattr(type(value), "holds", ()) else {}
     return [found for name in getattr(type(value), "holds", ()) for found in _arrays(held.get(name), depth + 1)]
+
+
+class Method:
+    """A jit method of an aggregate: to be called, not to be kept under a plain name."""
+
+    def __init__(self, function, owner):
+        self.function, self.owner = function, owner
+
+    def __repr__(self):
+        return f"<method {self.function.__name__}>"
+
+    def __call__(self, *args, **kwargs):
+        return self.function(self.owner, *args, **kwargs)

@@ -6,6 +6,7 @@ import functools
 import inspect
 import operator
 import sys
+import types
 
 import numpy as np
 import triton.language as tl
@@ -96,6 +97,8 @@ def assign(value, name=""):
     if kind is tl.constexpr or kind is Fixed:
         return assign(value.value)
     if kind is tuple or kind is Sequence:
+        if any(isinstance(v, tl.dtype) for v in value):
+            refuse_use("a type is no element of a tuple under a plain name: annotate the name as tl.constexpr")
         return Sequence(assign(v) for v in value)
     if kind is tl.tensor:
         return fix(value)
@@ -118,10 +121,28 @@ def assign(value, name=""):
     return value
 
 
+_NO_VALUES = (
+    *(
+        owners.Method,
+        type,
+        str,
+        bytes,
+        complex,
+        dict,
+        enum.Enum,
+        types.ModuleType,
+        types.FunctionType,
+        types.MethodType,
+    ),
+    *(types.BuiltinFunctionType, functools.partial),
+)
+_MODULES = ("Namespace", "TlxNamespace", "LibdeviceNamespace")  # of binding.py: modules as a kernel sees them
+
+
 @functools.cache
 def _is_no_value(kind):
     """Return whether the compiler has no run-time value of this type, so that a plain name cannot hold one."""
-    if issubclass(kind, str | bytes | complex | dict | enum.Enum):
+    if issubclass(kind, _NO_VALUES) or getattr(kind, "is_jit_function", False) or kind.__name__ in _MODULES:
         return True
     if issubclass(kind, tl.core.base_type) and not issubclass(kind, tl.dtype):
         return True

@@ -186,3 +186,53 @@ def test_reports_call_what_an_aggregate_holds_by_its_fields(where, name):
     with pytest.raises((errors.DeadlockError, errors.PoisonError)) as caught:
         _waits[(1,)](torch.zeros(32), 2, where)
     assert f" {name}" in str(caught.value)
+
+
+@aggregate
+class Scaled:
+    value: tl.tensor
+    factor: tl.constexpr
+
+    @triton.constexpr_function
+    def __init__(self, value, factor):
+        self.value = value
+        self.factor = tl.constexpr(factor)
+
+    @triton.jit
+    def product(self):
+        return self.value * self.factor
+
+
+@triton.jit
+def _not_taken(o, n, HOW: tl.constexpr):
+    scaled = Scaled(n, 2)
+    if n > 90:
+        if HOW == "another factor":
+            scaled = Scaled(n + 1, 3)
+        if HOW == "another type":
+            scaled = Scaled(n * 1.5, 2)
+        if HOW == "right":
+            scaled = Scaled(scaled.product(), 2)
+    if HOW == "a method under a name":
+        product = scaled.product
+        scaled = Scaled(product(), 2)
+    tl.store(o, scaled.product())
+
+
+@pytest.mark.parametrize(
+    "how, message",
+    [
+        (
+            "another factor",
+            "initial value for `scaled` is of type Scaled<.*factor=2>, but the then block redefines it as .*factor=3>",
+        ),
+        ("another type", "but the then block redefines it as Scaled<value: fp32"),
+        ("a method under a name", "cannot convert <method product>"),
+    ],
+)
+def test_a_branch_that_is_not_taken_keeps_an_aggregates_type(how, message):
+    with pytest.raises(CompilationError, match=message):
+        _not_taken[(1,)](torch.zeros(1), 5, how)
+    out = torch.zeros(1)
+    _not_taken[(1,)](out, 5, "right")
+    assert out.item() == 10
