@@ -329,15 +329,13 @@ class Timeline:
 
     def signals(self, cta: Any = None) -> list[tuple[Event, Event]]:
         """Return (the arrive, copy or product that completed a phase, the wait that this ended) of all CTAs, or of one, by time."""
-        ends: dict[tuple[str, int], Event] = {}
-        for e in self.events:
-            for barrier in e.args.get("signals", ()):
-                ends[barrier, round(e.end)] = e
+        key = lambda e, barrier: (e.args.get("cluster", e.cta), barrier, round(e.end))
+        ends = {key(e, barrier): e for e in self.events for barrier in e.args.get("signals", ())}
         pairs = [
             (source, e)
             for e in self.events
             if e.kind == "wait" and (cta is None or e.cta == cta)
-            if (source := ends.get((e.args.get("barrier", ""), round(e.end)))) is not None
+            if (source := ends.get(key(e, e.args.get("barrier", "")))) is not None
         ]
         return sorted(pairs, key=lambda pair: pair[1].end)
 

@@ -153,6 +153,34 @@ def test_every_wait_of_the_stream_has_the_arrival_that_ended_it():
         assert source.end == pytest.approx(waiting.end)
 
 
+def test_arrows_stay_inside_their_cta_where_several_work_in_step():
+    """Barriers of all CTAs have the same names, and equal CTAs complete their phases in the same cycle."""
+    box = TensorDescriptor.from_tensor(torch.randn(64, 5 * 64), [64, 64])
+    drawn = cli.record(lambda: stream[(3,)](box, torch.empty(64), 5, ROWS=64, COLS=64, STAGES=2), B200, max_ctas=3)
+    waits = [e for e in drawn.events if e.kind == "wait"]
+    pairs = drawn.signals()
+    assert len(drawn.ctas()) == 3 and len(pairs) == len(waits)
+    assert all(source.cta == waiting.cta for source, waiting in pairs)
+    for cta in drawn.ctas():
+        ended = [w for w in waits if w.cta == cta]
+        arrows = [t for t in drawn.plot(cta, (drawn.start, drawn.end + 1)).axes[0].texts if t.get_text() == ""]
+        assert len(arrows) == len(ended) > 5
+
+
+def test_arrows_stay_inside_their_cluster_and_lead_from_one_cta_of_it_to_the_other():
+    m, n, k = 128, 64, 32
+    boxes = [
+        TensorDescriptor.from_tensor(torch.ones(2 * m, k).bfloat16(), [m, k]),
+        TensorDescriptor.from_tensor(torch.ones(k, n).bfloat16(), [k, n // 2]),
+    ]
+    out = torch.zeros(2 * m, n)
+    launch_pairs = lambda: pair_product[(4,)](*boxes, out, M=m, N=n, K=k, ctas_per_cga=(2, 1, 1))
+    pairs = cli.record(launch_pairs, B200, max_ctas=4).signals()
+    assert {waiting.cta[0] for _, waiting in pairs} == {0, 1, 2, 3}
+    assert all(source.cta[0] // 2 == waiting.cta[0] // 2 for source, waiting in pairs)
+    assert any(source.cta != waiting.cta for source, waiting in pairs)
+
+
 def test_barriers_say_who_arrives_and_who_waits():
     drawn = cli.record(lambda: launch(stages=3), B200)
     assert drawn.barriers() == {"fulls": (("TMA",), ("consumer",)), "empties": (("consumer",), ("producer",))}

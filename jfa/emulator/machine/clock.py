@@ -79,4 +79,6 @@ class Clock:
         if self.trace:
             if where:
                 args["src"] = f"{where[0][0]}:{where[0][1]}"
+            if len(cta.cluster.ctas) > 1 and ("signals" in args or "barrier" in args):
+                args["cluster"] = cta.cluster.ctas[0].pid  # barriers of one name exist once per cluster and rank
             self.events.append((cta.pid, track, name, start, end, args))
