@@ -476,7 +476,7 @@ def timelines(drawn: Mapping[str, Any], span: tuple[float, float] | None = None)
     """
     pairs = [(name, *(one if isinstance(one, tuple) else (one, one.ctas()[0]))) for name, one in drawn.items()]
     span = span or (min(line.start for _, line, _ in pairs), max(line.end for _, line, _ in pairs))
-    lanes = [len(line.tracks(cta)) for _, line, cta in pairs]
+    lanes = [len(line.lanes(cta)) for _, line, cta in pairs]
     figure, axes = canvas(
         9.5, 0.3 * sum(lanes) + 0.75 * len(pairs) + 0.3, len(pairs), 1, squeeze=False, height_ratios=lanes
     )
@@ -912,7 +912,7 @@ def _hold(axes: Axes, h: Hold, look: int, span: tuple[float, float], columns: in
     axes.broken_barh(
         [(begin, end - begin)], (h.first, h.columns), facecolor=CYCLE[look], hatch=HATCHES[look], edgecolor="white"
     )
-    if (end - begin) / (hi - lo) * 95 >= len(h.words) + 1 and h.words:
+    if (end - begin) / (hi - lo) * 120 >= len(h.words) + 1 and h.words:  # 120 characters fill the width
         back = {"facecolor": CYCLE[look], "edgecolor": "none", "pad": 1.5}
         words = {"ha": "center", "va": "center", "fontsize": 8, "color": _ink(CYCLE[look]), "bbox": back}
         axes.text((begin + end) / 2, h.first + h.columns / 2, h.words, **words)
@@ -1124,6 +1124,8 @@ def sweep_map(result: Any, *, title: str = "each synchronization broken in turn"
         Patch(facecolor=colour, hatch=hatch, edgecolor="#888888", label=f"{letter}: {SAID.get(found, found)}")
         for found, (letter, colour, hatch) in seen.items()
     ]
+    if len(result.mutants) < len(sites) * len(faults):
+        keys.append(Patch(facecolor="white", edgecolor="#888888", label="empty: does not apply"))
     figure.legend(handles=keys, loc="outside lower left", ncols=5, fontsize=8, frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, wrap=True)
     found = {(m.site, m.how): SAID.get(m.found, m.found) for m in result.mutants}

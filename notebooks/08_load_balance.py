@@ -323,7 +323,7 @@ for w, mine in enumerate(run.assignment):
 plots.segments(
     lanes,
     title=f"10 tiles, 3 workers: 7 tiles stolen, {run.failed_queries} answers -1",
-    xlabel="time",
+    xlabel="time, in units of a tile's cost",
 )
 
 # %% [markdown]

@@ -70,7 +70,7 @@ plots.segments(
         ],
     },
     title="one SM, three tiles: what the tensor core sees",
-    xlabel="time",
+    xlabel="time, not to scale",
 )
 
 # %% [markdown]

@@ -260,7 +260,7 @@ def test_a_sweep_is_drawn_in_the_order_of_lines_and_says_what_was_not_found():
     letters = {(t.get_position()[0] - 0.5, t.get_position()[1] - 0.5): t.get_text() for t in axes.texts}
     assert letters == {(0, 2): "R", (1, 2): "D", (0, 0): "-", (2, 1): "?"}
     legend = [t.get_text() for t in picture.figure.legends[0].get_texts()]
-    assert legend == ["R: race", "D: deadlock", "-: not found", "?: NewError"]
+    assert legend == ["R: race", "D: deadlock", "-: not found", "?: NewError", "empty: does not apply"]
 
 
 @pytest.mark.parametrize("draw", [plots.wait_graph, plots.race_clocks])

@@ -24,6 +24,7 @@ LOOK = {
 IDLE = "#EEEEEE"
 ENGINES = {"MMA": ("tensor core", "tensor"), "TMA": ("TMA", "tma")}  # track -> (title, the unit that its work occupies)
 UNITS = {"mufu": "exp2 units"}  # units that belong to no engine and get a lane of their own
+THINNEST = 0.001  # share of a run that a role must take to get a lane
 WORK = {"m", "bytes"}  # facts of events that are work; a commit has none of them
 OWNERS = re.compile(r"(?<![\w.\]])(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")  # "scores." of "scores.s[0]"
 WHATEVER = ("buffers", "tiles")  # fields that say less of what they hold than their owner does
@@ -379,10 +380,15 @@ class Timeline:
         return ax.figure
 
     def lanes(self, cta: Any = None) -> list[Lane]:
-        """Return what one CTA's lanes show: its roles, its engines with the unit they occupy, and the exponential units."""
+        """Return what one CTA's lanes show: its roles, its engines with the unit they occupy, and the exponential units.
+
+        A role that does next to nothing gets no lane.
+        """
         found = []
         for track in self.tracks(cta):
             if not track.is_engine:
+                if sum(e.end - e.start for e in track.events) < THINNEST * self.cycles:
+                    continue  # what a kernel does before its roles part: no picture shows it
                 bars = {
                     kind: [(e.start, e.end) for e in track.events if e.kind == kind] for kind in ("compute", "wait")
                 }
@@ -392,7 +398,10 @@ class Timeline:
             spans = self.occupied.get((track.cta, unit), [])
             names = _numbered(track.events, spans)
             flights = [(e.start, e.end) for e in track.events if "signals" not in e.args or e.args.keys() & WORK]
-            bars = {"under way": flights, "occupied": spans} if spans else {"occupied": flights}
+            if track.name not in ENGINES:  # it occupies no unit: its work is an answer that is awaited
+                bars = {"under way": flights}
+            else:
+                bars = {"under way": flights, "occupied": spans} if spans else {"occupied": flights}
             found.append(Lane(track.name, title, bars, names, unit=bool(spans)))
         for unit, title in UNITS.items():
             if spans := self.occupied.get((cta, unit)):

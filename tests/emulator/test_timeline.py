@@ -15,6 +15,7 @@ import jfa.emulator as emulator  # noqa: E402
 from jfa.emulator import cli, timeline  # noqa: E402
 from jfa.emulator.rates import B200  # noqa: E402
 from jfa.emulator.timeline import Timeline  # noqa: E402
+from tests.emulator import perfetto  # noqa: E402
 
 
 @triton.jit
@@ -276,14 +277,6 @@ def test_the_owners_of_a_buffer_are_left_out_of_its_short_names(name, target, sh
     assert (event.target, event.short) == (target, short)
 
 
-def slices_by_thread(trace):
-    threads = {}
-    for e in trace["traceEvents"]:
-        if e["ph"] == "X":
-            threads.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
-    return {place: sorted(spans) for place, spans in threads.items()}
-
-
 @pytest.mark.parametrize("what", ["stream", "blackwell_fa_ws"])
 def test_the_chrome_trace_is_one_that_perfetto_reads(tmp_path, what):
     from jfa.emulator.tutorials import RECIPES
@@ -292,24 +285,29 @@ def test_the_chrome_trace_is_one_that_perfetto_reads(tmp_path, what):
     drawn = cli.record(run, B200, max_ctas=1)
     trace = json.loads(drawn.chrome_trace(tmp_path / "trace.json").read_text())
     assert trace["otherData"] == {"chip": "B200", "times": "modelled"}
+    assert not perfetto.faults(trace)
     events = trace["traceEvents"]
-    threads = slices_by_thread(trace)
-    for spans in threads.values():  # no two slices of one thread overlap
-        assert all(end <= begin + 1e-6 for (_, end), (begin, _) in zip(spans, spans[1:]))
-        assert all(begin < end for begin, end in spans)
-    starts = {e["id"]: e for e in events if e["ph"] == "s"}
-    ends = {e["id"]: e for e in events if e["ph"] == "f"}
-    assert starts.keys() == ends.keys() and len(starts) == len(drawn.signals()) > 5
-    for number, start in starts.items():
-        assert start["ts"] <= ends[number]["ts"]
-        for flow in (start, ends[number]):  # both ends lie inside a slice
-            spans = threads[flow["pid"], flow["tid"]]
-            assert any(begin - 1e-6 <= flow["ts"] < end for begin, end in spans)
+    assert sum(e["ph"] == "s" for e in events) == len(drawn.signals()) > 5
     counters = {e["name"] for e in events if e["ph"] == "C"}
     assert {"tma occupied", "mufu occupied"} <= counters
     names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert {"TMA"} | ({"producer", "consumer"} if what == "stream" else {"MMA"}) <= names
     assert any(".py:" in e["args"].get("src", "") for e in events if e["ph"] == "X")
+
+
+@pytest.mark.parametrize(
+    "edit, fault",
+    [
+        (lambda xs: xs[1].update(ts=xs[0]["ts"] + xs[0]["dur"] / 2), "overlap"),
+        (lambda xs: xs[0].update(dur=0), "no length"),
+        (lambda xs: xs[0].update(tid=99), "no name"),
+    ],
+)
+def test_a_trace_that_breaks_a_rule_is_found_out(tmp_path, edit, fault):
+    trace = json.loads(cli.record(launch, B200).chrome_trace(tmp_path / "trace.json").read_text())
+    slices = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    edit(sorted((e for e in slices if e["tid"] == slices[0]["tid"]), key=lambda e: e["ts"]))
+    assert any(fault in found for found in perfetto.faults(trace))
 
 
 def test_a_counter_is_1_for_as_long_as_its_unit_is_occupied(tmp_path):
@@ -320,6 +318,23 @@ def test_a_counter_is_1_for_as_long_as_its_unit_is_occupied(tmp_path):
     assert all(a < b for (a, _), (b, _) in zip(edges, edges[1:]))
     busy = sum(end - begin for (begin, _), (end, _) in zip(edges[::2], edges[1::2]))
     assert busy == pytest.approx(drawn.busy("mufu") * drawn.cycles)
+
+
+def test_a_question_to_the_launch_hardware_is_under_way_until_its_answer_is_there():
+    """It occupies no unit; its lane says what the arrow to the first role that waits comes from."""
+    facts = {"kind": "async", "bytes": 16, "signals": ("full[0]",)}
+    asked = ((0,), "CLC", "try_cancel", 10.0, 700.0, facts)
+    waited = ((0,), "load", "wait full[0]", 0.0, 700.0, {"kind": "wait", "barrier": "full[0]"})
+    lanes = {lane.track: lane for lane in Timeline([waited, asked], "B200").lanes((0,))}
+    assert lanes["CLC"].bars == {"under way": [(10.0, 700.0)]} and lanes["CLC"].title == "CLC"
+    assert [name.words for name in lanes["CLC"].names] == ["try_cancel #0"]
+
+
+def test_a_role_that_does_next_to_nothing_has_no_lane():
+    before = ((0,), "main", "load", 0.0, 0.5, {"kind": "compute"})
+    works = ((0,), "consumer", "alu", 0.5, 2000.0, {"kind": "compute"})
+    line = Timeline([before, works], "B200")
+    assert lane_titles(line.plot()) == ["consumer"] and [t.name for t in line.tracks()] == ["main", "consumer"]
 
 
 def test_a_run_without_a_trace_is_refused():

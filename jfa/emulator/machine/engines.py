@@ -348,7 +348,15 @@ def clc_try_cancel(
 
     signals = [(bar, 0, -16) for bar in bars]
     machine.scheduler.issue(
-        task, "CLC query", run, where, demand="clc", track="CLC", title="try_cancel", facts={}, signals=signals
+        task,
+        "CLC query",
+        run,
+        where,
+        demand="clc",
+        track="CLC",
+        title="try_cancel",
+        facts={"bytes": 16},
+        signals=signals,
     )
 
 

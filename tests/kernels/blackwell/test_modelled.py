@@ -1,5 +1,6 @@
 """What the clock's model says of the forward: the tensor cores' share, beside the public kernels in the same model."""
 
+import json
 import re
 
 import pytest
@@ -10,6 +11,7 @@ pytest.importorskip("greenlet")
 from jfa.emulator.rates import B200  # noqa: E402
 from jfa.kernels.blackwell import modelled  # noqa: E402
 from jfa.verify import predictions  # noqa: E402
+from tests.emulator import perfetto  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -28,6 +30,31 @@ def test_short_tiles_in_a_row_are_ahead_of_the_public_kernels():
 def test_doubtful_rates_are_those_without_a_source():
     assert {"barrier", "wakeup", "tmem_read", "tma_latency"} <= set(modelled.uncertain(B200))
     assert not {"mufu", "tensor_2", "smem"} & set(modelled.uncertain(B200))
+
+
+@pytest.mark.parametrize(
+    "launch, roles",
+    [
+        (
+            lambda: modelled.forward_launch(512, 256, clc=True),
+            ("correction", "softmax[1]", "mma", "load", "store", "CLC"),
+        ),
+        (lambda: modelled.backward_launch("pair", 256, 512), ("reduce", "compute[1]", "mma", "load")),
+    ],
+    ids=["forward", "pair"],
+)
+def test_the_trace_of_a_kernel_of_two_ctas_is_one_that_perfetto_reads(tmp_path, launch, roles):
+    drawn = modelled.record_two_sms(launch(), B200)
+    trace = json.loads(drawn.chrome_trace(tmp_path / "trace.json").read_text())
+    events = trace["traceEvents"]
+    assert len({e["pid"] for e in events}) == len(drawn.ctas()) >= 2 and not perfetto.faults(trace)
+    names = {e["args"]["name"].partition(" (")[0] for e in events if e["name"] == "thread_name"}
+    assert {*roles, "TMA", "MMA"} <= names
+    assert {"tensor occupied", "tma occupied", "mufu occupied"} <= {e["name"] for e in events if e["ph"] == "C"}
+    ended = [e for e in drawn.events if e.kind == "wait" and e.args["barrier"] != "store"]
+    assert len(drawn.signals()) >= 0.9 * len(ended) > 20
+    sources = [e["args"].get("src", "") for e in events if e["ph"] == "X" and e["name"].startswith(("wait", "arrive"))]
+    assert sources and all(".py:" in source for source in sources)
 
 
 def both_forms(len_q: int, len_kv: int, causal: bool = False):
