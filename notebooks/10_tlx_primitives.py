@@ -387,7 +387,7 @@ plots.timelines({"one buffer": one, "three buffers": three})
 # `registers=` says how many registers each thread of a task gets.
 # Either all tasks but the default one name it, or none does; the default task gets what is left.
 # It is a multiple of 8 from 24 to 256, and the threads of all tasks together have the SM's 65,536.
-# The Blackwell forward of chapter 12 uses all of them, with 128 threads each for a correction role, two softmax roles and, together, four single warps:
+# Version 5 of chapter 12 uses all of them, with 128 threads each for a correction role, two softmax roles and, counted together as a whole warp group, its single warps:
 #
 # $$ 128 \cdot (96 + 2 \cdot 192 + 32) = 65{,}536. $$
 #

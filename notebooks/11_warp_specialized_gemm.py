@@ -607,7 +607,7 @@ P = [
     plots.Segment(32, 32, "stored by\nwarps 4-7", 1),
 ]
 plots.segments(
-    {"before": S, "after": [*P, plots.Segment(64, 64, "", None)]},
+    {"before": S, "after": [*P, plots.Segment(64, 64, "free", None)]},
     title="128 columns of S, and P over them: columns 32 to 63 change hands",
     xlabel="column of tensor memory",
     ticks=range(0, 129, 32),

@@ -100,7 +100,7 @@ plots.number_grids(
         "attention, %": [[f"{100 * x:.0f}" for x in row] for row in shares.tolist()],
     },
     looks={"pooled scores": best * 3, "chosen (1)": best * 3, "attention, %": best * 3},
-    title="query blocks down, key blocks to the right; the chosen pairs have the other color",
+    title="query blocks down, key blocks to the right; orange: the chosen pairs",
 )
 
 # %%

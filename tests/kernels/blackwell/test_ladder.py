@@ -3,6 +3,7 @@
 import ast
 import inspect
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ import jfa.emulator as emulator  # noqa: E402
 from jfa import sass  # noqa: E402
 from jfa.emulator.rates import B200  # noqa: E402
 from jfa.kernels.blackwell import forward  # noqa: E402
-from jfa.kernels.blackwell.modelled import forward_launch, record_one_sm  # noqa: E402
+from jfa.kernels.blackwell.config import forward_config  # noqa: E402
+from jfa.kernels.blackwell.modelled import example, forward_launch, record_one_sm  # noqa: E402
 from jfa.kernels.common import ring  # noqa: E402
 from tests.kernels.blackwell.ladder import load, problem, run_last  # noqa: E402
 from tests.support import ROOT  # noqa: E402
@@ -45,6 +47,15 @@ def test_the_roles_are_the_package_s_in_its_order(chapter):
         sass.names_of(sass.blocks_of(kernel.fn), 6) for kernel in (chapter.persistent_roles, forward.forward_kernel)
     ]
     assert names[0] == names[1] == ["correction", "softmax 0", "softmax 1", "mma", "load", "store"]
+
+
+def test_the_compile_time_choices_are_the_package_s(chapter):
+    theirs = asdict(forward_config(example(512, 384)[0], clc=False))
+    mine = asdict(chapter.LAST)
+    common = mine.keys() & theirs.keys()
+    assert common == {"kv_slots", "p_slices", "fma_eighths", "o_parts", "o_columns"}
+    assert {name: mine[name] for name in common} == {name: theirs[name] for name in common}
+    assert theirs["o_slots"] == mine["o_parts"] and not theirs["split_keys"] and mine["halves"] == 2
 
 
 def test_the_barriers_are_the_package_s_with_the_same_roles_on_both_sides(lines):

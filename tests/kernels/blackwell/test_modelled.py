@@ -39,7 +39,7 @@ def test_doubtful_rates_are_those_without_a_source():
             lambda: modelled.forward_launch(512, 256, clc=True),
             ("correction", "softmax[1]", "mma", "load", "store", "CLC"),
         ),
-        (lambda: modelled.backward_launch("pair", 256, 512), ("reduce", "compute[1]", "mma", "load")),
+        (lambda: modelled.backward_launch("pair", 256, 512), ("reduce", "compute[1]", "mma", "load_rows")),
     ],
     ids=["forward", "pair"],
 )
