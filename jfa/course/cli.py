@@ -60,7 +60,8 @@ def grade(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     _start_nursery()
     from jfa.course import catalog, outputs
-    from jfa.course.grade import Source, read, submissions
+    from jfa.course.grade import Source, left_aside, read, submissions
+    from jfa.course.printable import printable
 
     sys.stdout.reconfigure(errors="backslashreplace") if hasattr(sys.stdout, "reconfigure") else None
     course, exercises = find_course(), catalog.select(options.what)
@@ -74,8 +75,8 @@ def grade(argv: list[str]) -> int:
     files = {name: path for name in ("json", "junit", "csv") if (path := getattr(options, name))}
     for path in files.values():
         path.open("a").close()  # a file that cannot be written is said now, not after an hour
-    for sentence in _open_doors():
-        print(f"Note: {sentence}")
+    for sentence in [*_open_doors(), *filter(None, [left_aside(options.submissions) if options.submissions else ""])]:
+        print(f"Note: {printable(sentence)}")
     handed = read(exercises, sources)  # all of it, before any answer runs
     graded = {who: _grade_source(who, exercises, source, handed[who], options) for who, source in sources.items()}
     for name, path in files.items():

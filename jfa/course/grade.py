@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -143,11 +144,21 @@ def _judged(exercise: Exercise, opened: Opened, source: Source, seed: int) -> Re
         notes += too_long
     answer = from_notebook(content, exercise, opened.pristine) if content else None
     if answer is None:
-        notes = notes or [f"no code cell is tagged {exercise.tag} (deleted, or turned to text?)"]
+        notes = notes or [f"no code cell is tagged {exercise.tag} ({_why_untagged(content)})"]
         return Result(exercise.id, exercise.title, report.MISSING, notes=notes, seed=seed)
     result = judge(exercise, answer, source.course, seed, closed=source.closed)
     result.notes += [*notes, *remarks(content, exercise, opened.pristine)]
     return result
+
+
+def _why_untagged(content: notebook.Notebook) -> str:
+    """Return the likely reason that a notebook has no cell for an exercise, in words."""
+    is_light = any(re.search(r"(?m)^# \+ .*ex-\d", c.source) for c in content.cells if c.kind == "code")
+    return (
+        "the file is in Jupytext's light format: `jupytext --to py:percent FILE` brings the cells back"
+        if is_light
+        else "deleted, or turned to text?"
+    )
 
 
 def _without_huge_cells(content: notebook.Notebook, exercise: Exercise) -> tuple[notebook.Notebook, list[str]]:
@@ -165,6 +176,13 @@ def _without_huge_cells(content: notebook.Notebook, exercise: Exercise) -> tuple
 def _words(error: Exception) -> str:
     text = str(error)
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+def left_aside(folder: Path) -> str:
+    """Return a sentence about what lies beside the learners' folders and is not graded; "" if nothing does."""
+    names = sorted(p.name for p in folder.iterdir() if not (p.is_dir() or p.is_symlink()) or p.name.startswith("."))
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"not graded, because a submission is a folder whose name begins with no dot: {shown}" if names else ""
 
 
 def submissions(folder: Path) -> list[Path]:

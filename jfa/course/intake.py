@@ -25,6 +25,7 @@ _NO_ANSWERS = {
     "site-packages",
     "__pycache__",
 }  # a whole checkout may be handed in
+_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 _KINDS = (
     (stat.S_ISLNK, "a link, which is not followed"), (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
@@ -39,7 +40,8 @@ def find(folder: Path, stem: str) -> tuple[Path | None, str]:
     found, odd, remarks = _candidates(folder, {f"{stem}.py", f"{stem}.ipynb"})
     plain = [p for p in found if p.parent.name == "exercises"] or found
     if not plain:
-        return None, "; ".join(odd + remarks)
+        nothing = [] if odd else [f"there is no file {stem}.py or {stem}.ipynb{_instead(folder, stem)}"]
+        return None, "; ".join(odd + remarks + nothing)
     path, older = catalog.newest(plain)
     if path.stat().st_size > _LARGEST[path.suffix]:
         return (
@@ -47,6 +49,21 @@ def find(folder: Path, stem: str) -> tuple[Path | None, str]:
             f"{path.name} has {path.stat().st_size / 2**20:.0f} MiB; at most {_LARGEST[path.suffix] // 2**20} MiB are read",
         )
     return path, "; ".join(filter(None, [older, *odd]))
+
+
+def _instead(folder: Path, stem: str) -> str:
+    """Return what a submission holds that may have been meant as a chapter's file, in words; "" for nothing like it."""
+    archives, others, seen = [], [], 0
+    for _, folders, files in os.walk(folder):
+        seen += len(folders) + len(files)
+        archives += [f for f in sorted(files) if f.lower().endswith(_ARCHIVES)]
+        others += [f for f in sorted(files) if f.lower().startswith(stem.lower())]
+        folders[:] = [f for f in folders if f not in _NO_ANSWERS and not f.startswith(".")]
+        if seen > _MOST_ENTRIES:
+            break
+    if others:
+        return f", but {', '.join(others[:3])}: only a file of exactly that name is read"
+    return f", but {', '.join(archives[:3])}: unpack it in the learner's folder" if archives else ""
 
 
 def _candidates(folder: Path, names: set[str]) -> tuple[list[Path], list[str], list[str]]:

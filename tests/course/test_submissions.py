@@ -85,6 +85,41 @@ def test_odd_files_get_a_sentence(course, capsys, kind):
     assert words in said.split("== eve")[1].split("== zoe")[0]
 
 
+NEAR = {
+    "a browser's copy": ("90_toy (1).py", "90_toy (1).py: only a file of exactly that name"),
+    "capital letters": ("90_Toy.PY", "90_Toy.PY: only"),
+    "Markdown": ("90_toy.md", "90_toy.md: only"),
+    "an archive": ("Exercises.ZIP", "Exercises.ZIP: unpack it"),
+    "an archive of another kind": ("mine.tar.gz", "mine.tar.gz: unpack it"),
+    "something else": ("essay.txt", "no file 90_toy.py or 90_toy.ipynb\n"),
+}
+
+
+@pytest.mark.parametrize("kind", NEAR)
+def test_a_missing_file_is_said_with_what_lies_there_instead(course, capsys, kind):
+    name, words = NEAR[kind]
+    (course[1] / "eve" / "deep").mkdir(parents=True)
+    (course[1] / "eve" / "deep" / name).write_bytes(b"\x00PK")
+    rows, said = graded(course, capsys)
+    assert rows["eve", "90.2"]["state"] == "missing"
+    assert words in said.split("== eve")[1].split("== zoe")[0]
+
+
+def test_what_lies_beside_the_folders_is_named(course, capsys):
+    for name in ("ada.zip", "lo\x1bose.py"):
+        (course[1] / name).write_text("")
+    (course[1] / ".hidden").mkdir()
+    said = graded(course, capsys)[1]
+    assert any(line.endswith(": .hidden, ada.zip, lo\\x1bose.py") for line in said.splitlines())
+
+
+def test_jupytexts_light_format_is_named(course, capsys):
+    light = '# ---\n# jupyter:\n# ---\n\nimport torch\n\n# + tags=["ex-90.2"]\ndef twice(x):\n    return 2 * x\n# -\n'
+    course[2]("eve", {}).write_text(light)
+    rows, said = graded(course, capsys)
+    assert rows["eve", "90.2"]["state"] == "missing" and "light format" in said.split("== eve")[1].split("== zoe")[0]
+
+
 def test_a_cell_that_is_too_long_is_left_out(course, capsys):
     course[2]("eve", {"90.2": "def twice(x):\n    return 2 * x\n" + "# long\n" * 20_000, "90.3": RIGHT["90.3"]})
     rows, said = graded(course, capsys)
