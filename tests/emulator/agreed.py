@@ -4,6 +4,7 @@
 # fmt: off
 LANGUAGE = {
     **{f"{what} under a plain name": (f"q = {what}",) for what in ("tl.exp", "tl", "(tl.exp, 1)", "[tl.cdiv, i]", "(tl.float32, i)", "tl.float32", "i.to", "i.sum", "N.bit_length", "tl.constexpr", "triton.jit", "i.shape", "(None, 1)")},
+    **{f"shape: {code}": (f"c = {code}",) for code in ("tl.reshape(i, N)", "tl.reshape(i, (N))", "i.reshape(64, can_reorder=True)", "tl.view(i, 64)", "i.view([64])", "tl.reshape(i, 63)", "tl.reshape(i, 64.0)", "tl.reshape(i, None)", "tl.reshape(i, n)", "tl.reshape(i, True)", "tl.reshape(i)", "tl.zeros(64, tl.float32)", "tl.full(N, 1, tl.int32)", "tl.broadcast_to(i, N)", "tl.permute(i, 0)")},
     "function as a constant": ("q: tl.constexpr = tl.maximum", "tl.store(o + i, q(i, 1))"),
     "rt": ("c: tl.constexpr = n", "tl.store(o + i, i + c)",),
     "rt left": ("c: tl.constexpr = n", "tl.store(o + i, c + i)",),

@@ -291,7 +291,8 @@ def reshape(input, *shape, can_reorder=False):
 
 
 def _reshape(input, shape):
-    shape = _block_shape(shape[0] if len(shape) == 1 else shape)
+    one = len(shape) == 1 and isinstance(_unwrap(shape[0]), tuple | list | tl.tuple)  # else extents one by one
+    shape = _block_shape(shape[0] if one else shape)
     size = 1
     for extent in shape:
         size *= extent
