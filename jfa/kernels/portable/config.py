@@ -38,11 +38,18 @@ class Tile:
 TILES = {
     # Packed rows of a mean sequence decide between short and long.
     "forward-short": Tile(64, 64, 4, 3),
+    "forward-brief": Tile(
+        64, 32, 4, 2
+    ),  # less memory and fewer registers each: four programs on a multiprocessor, not two
+    "forward-brief-d64": Tile(64, 32, 4, 3),
     "forward-long": Tile(128, 64, 8, 2, 128),
     "forward-shared-64": Tile(64, 32, 4, 3, 128),  # a shared query of at most 64 packed rows
     "forward-shared-128": Tile(64, 64, 4, 3),  # two tiles per sequence: the second finds its keys in the L2 cache
     "dkdv": Tile(64, 64, 4, 2),
     "dkdv-d64": Tile(64, 64, 4, 2, 168),
+    "dkdv-brief-d64": Tile(64, 32, 4, 3),
+    "dq-tiny": Tile(64, 32, 4, 2, 168),  # sequences that fill half a tile or less
+    "dq-tiny-d64": Tile(64, 32, 4, 2),
     "dq-short": Tile(64, 64, 4, 2),
     "dq-long": Tile(128, 64, 8, 3),
     "resident-64": Tile(64, 64, 4, 2),
@@ -62,7 +69,10 @@ TILES = {
 EMULATED_SMS = 4  # enough that mega-sequences are split in tests too
 LEAST_SIDE = 16  # of an operand of tl.dot
 EMULATED = Tile(32, 32, 4, 1)  # small enough that short test sequences have several blocks
-LONG = 4096  # packed rows
+LONG = 4096  # packed rows: more than that
+# Packed rows, and keys, of a mean sequence: at most.
+BRIEF = 512
+TINY = 32
 LARGE_MEMORY = 200_000  # bytes of shared memory: less, and the whole of a long shared query does not stay on chip
 RESIDENT_ROWS = 128  # packed rows of a shared query that one program can keep in the backward
 FEW_TILES = 4  # per multiprocessor: with fewer, mega-sequences are split
@@ -119,6 +129,16 @@ def typical_rows(problem: Problem) -> int:
     return problem.rows_q * problem.group_size // max(1, problem.num_batches)
 
 
+def mean_at_most(rows: int, problem: Problem) -> bool:
+    """Return whether a mean sequence has at most ``rows`` packed query rows of its own, and keys.
+
+    Means are compared by products, so that a recorded call knows for which sizes the comparison holds.
+    """
+    if problem.broadcast_q:
+        return False
+    return max(problem.rows_q * problem.group_size, problem.rows_kv) <= rows * max(1, problem.num_batches)
+
+
 def width(problem: Problem) -> int:
     """Return the larger head dimension as tiles have it, in units of bf16: fp32 counts twice."""
     columns = padded_head_dim(problem.head_dim, problem.head_dim_v, least=LEAST_SIDE)
@@ -132,6 +152,8 @@ def forward_row(problem: Problem) -> str:
         return "wide" if wide <= 256 else "widest"
     if problem.broadcast_q and rows <= RESIDENT_ROWS:
         return "forward-shared-64" if rows <= 64 else "forward-shared-128"
+    if mean_at_most(BRIEF, problem):
+        return "forward-brief-d64" if wide <= 64 else "forward-brief"
     return "forward-long" if rows > LONG else "forward-short"
 
 
@@ -163,7 +185,8 @@ def dkdv_tile(problem: Problem) -> Tile:
     wide = width(problem)
     if wide > 128:
         return _wide_backward("wide-dkdv", problem)
-    return fitted(TILES["dkdv-d64" if wide <= 64 else "dkdv"], problem, 2, 2)
+    row = "dkdv" if wide > 64 else "dkdv-brief-d64" if mean_at_most(BRIEF, problem) else "dkdv-d64"
+    return fitted(TILES[row], problem, 2, 2)
 
 
 def _wide_backward(row: str, problem: Problem) -> Tile:
@@ -183,7 +206,11 @@ def dq_tile(problem: Problem) -> Tile:
     wide = width(problem)
     if wide > 128:
         return _wide_backward("wide-dq", problem)
-    return fitted(TILES["dq-long" if typical_rows(problem) > LONG and wide > 64 else "dq-short"], problem, 2, 2)
+    if mean_at_most(TINY, problem):
+        row = "dq-tiny" if wide > 64 else "dq-tiny-d64"
+    else:
+        row = "dq-long" if typical_rows(problem) > LONG and wide > 64 else "dq-short"
+    return fitted(TILES[row], problem, 2, 2)
 
 
 def is_resident(problem: Problem) -> bool:

@@ -16,12 +16,19 @@ KERNELS = {
     "resident": resident_kernel,
 }
 # Recorded spill bytes per thread, stores and loads, the most of sm_90 and sm_100: a row of the table may not need more.
-SPILLS = {"forward-long": 292, "wide-dkdv": 252, "wide-dq": 272, "resident-128": 200, "resident-128-sm100": 312}
+SPILLS = {
+    "forward-long": 292,
+    "wide-dkdv": 252,
+    "wide-dq": 272,
+    "resident-128": 200,
+    "resident-128-sm100": 312,
+    "dq-tiny": 104,
+}
 # The same without TMA, on sm_90: only for tensors that it cannot address.
 POINTER_SPILLS = {"forward-short": 40, "dq-short": 140, "dkdv": 540}
 # With 128 registers per thread two CTAs fit on a multiprocessor of sm_90: faster on long sequences, though wgmmas then wait.
-# Wide head dims fill all registers, with whatever tile.
-SERIALIZED = ("forward-long", "wide-dkdv", "wide-dq")
+# Wide head dims fill all registers, with whatever tile. Tiny sequences: three programs beat two whose wgmmas do not wait.
+SERIALIZED = ("forward-long", "wide-dkdv", "wide-dq", "dq-tiny-d64")
 TARGETS = {"wide-dkdv": (90,), "wide-dkdv-sm100": (100,), "resident-128": (90,), "resident-128-sm100": (100,)}
 # No gradient of the LSE, no mask, nothing split: what most calls are compiled for.
 USUAL = dict(dlse_ptr=None, chunks=None, GROUP=1, HAS_LO=False, HAS_HI=False, NEGATIVE=False, PRECISION="tf32")
@@ -33,6 +40,10 @@ def compile_configs() -> list[CompileConfig]:
         _config("forward", "forward-short", 128),
         _config("forward", "forward-short", 128, HAS_HI=True),
         _config("forward", "forward-short", 128, GROUP=4),
+        _config("forward", "forward-brief", 128),
+        _config("forward", "forward-brief", 128, HAS_HI=True),
+        _config("forward", "forward-brief", 128, GROUP=4),
+        _config("forward", "forward-brief-d64", 64),
         _config("forward", "forward-long", 128),
         _config("forward", "forward-short", 64),
         _config("forward", "forward-shared-64", 128),
@@ -43,6 +54,9 @@ def compile_configs() -> list[CompileConfig]:
         _config("dkdv", "dkdv", 128, GROUP=4),
         _config("dkdv", "dkdv", 128, POINTERS=True, HAS_HI=True),
         _config("dkdv", "dkdv-d64", 64),
+        _config("dkdv", "dkdv-brief-d64", 64),
+        _config("dq", "dq-tiny", 128),
+        _config("dq", "dq-tiny-d64", 64),
         _config("dq", "dq-short", 128),
         _config("dq", "dq-short", 128, HAS_LO=True, HAS_HI=True),
         _config("dq", "dq-short", 128, POINTERS=True, HAS_HI=True),
