@@ -500,6 +500,7 @@ def make_problem(
     """Return the normalized form of a call whose arguments have passed :func:`check_arguments`."""
     batches = key_offset.shape[0] - 1
     rows_q, heads, dim = q.shape
+    quantized = quantized_names(q, k, v)
     return Problem(
         num_batches=batches,
         num_heads=heads,
@@ -522,6 +523,6 @@ def make_problem(
         max_seq_len_kv=max_kv,
         block_lists=block_lists,
         precision=precision,
-        quantized=quantized_names(q, k, v),
-        one_way=one_way_names(q, k, v),
+        quantized=quantized,
+        one_way=one_way_names(q, k, v) if quantized else (),
     )
