@@ -109,7 +109,7 @@ def ratios(file, ours, peer, way):
 @pytest.mark.parametrize(
     "row, file, ours, peer",
     [
-        ("the Hopper kernels against FlashAttention 4", "h200-2026-11-30-fa4.json", "jfa:hopper", "fa4"),
+        ("the Hopper kernels against FlashAttention 4", "h200-2026-12-01-fa4.json", "jfa:hopper", "fa4"),
         ("plain Triton against FlashAttention 2", "h200-2026-11-29-portable.json", "jfa:portable", "fa2"),
     ],
 )

@@ -1,7 +1,7 @@
 """The order in which ``auto`` tries backends that support a problem, by kinds of problems, as measured.
 
 The first kind in the table that applies decides. It depends on sizes only, never on offsets, and holds for the H200 on
-which it was measured (jfa/bench/results/h200-2026-11-30-grid.json, written by ``jfa bench --grid``). A GPU without
+which it was measured (jfa/bench/results/h200-2026-12-01-grid.json, written by ``jfa bench --grid``). A GPU without
 Hopper's kernels has no choice, and Blackwell's order was not measured. ``tests/kernels/test_preference.py`` holds the
 table, and what the Hopper backend leaves to the portable kernels (:func:`portable_backward`), against the recorded
 times.
@@ -19,6 +19,7 @@ USUAL = ("blackwell", "hopper", "portable", "reference")
 PORTABLE_FIRST = ("blackwell", "portable", "hopper", "reference")
 FEW = 64  # packed rows: one tile of the portable kernels holds all query heads of a key head
 SHORT = 128  # rows of a mean sequence
+TINY = 32  # likewise: a tile of 64 rows is half empty
 MANY = 512  # sequences: fewer keep no GPU busy, and were not measured
 WIDE = 128  # head dimension
 
@@ -53,15 +54,17 @@ def _many_short(problem: Problem) -> bool:
     return many and _mean_at_most(SHORT, max(problem.rows_q, problem.rows_kv), problem)
 
 
-def _grouped_or_wide(problem: Problem) -> bool:
-    return problem.group_size > 1 or max(problem.head_dim, problem.head_dim_v) > WIDE
+def _full_or_wide(problem: Problem) -> bool:
+    """Return whether tiles of 64 packed rows are mostly full, or heads wide."""
+    full = problem.group_size > 1 or not _mean_at_most(TINY, max(problem.rows_q, problem.rows_kv), problem)
+    return full or max(problem.head_dim, problem.head_dim_v) > WIDE
 
 
 KINDS = (
     Kind("few queries: grouped heads fill one tile, keys are split over programs", _few_queries, PORTABLE_FIRST),
     Kind(
-        "many short sequences with grouped heads, which fill a tile together, or with wide ones",
-        lambda problem: _many_short(problem) and _grouped_or_wide(problem),
+        "many short sequences that fill half a tile or more, alone or with grouped heads, or with wide ones",
+        lambda problem: _many_short(problem) and _full_or_wide(problem),
         PORTABLE_FIRST,
     ),
     Kind("all others", lambda problem: True, USUAL),

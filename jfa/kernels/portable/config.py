@@ -73,6 +73,7 @@ LONG = 4096  # packed rows: more than that
 # Packed rows, and keys, of a mean sequence: at most.
 BRIEF = 512
 TINY = 32
+OUTLIER = 8  # times that: the longest sequence, where a hint tells it
 LARGE_MEMORY = 200_000  # bytes of shared memory: less, and the whole of a long shared query does not stay on chip
 RESIDENT_ROWS = 128  # packed rows of a shared query that one program can keep in the backward
 FEW_TILES = 4  # per multiprocessor: with fewer, mega-sequences are split
@@ -132,11 +133,13 @@ def typical_rows(problem: Problem) -> int:
 def mean_at_most(rows: int, problem: Problem) -> bool:
     """Return whether a mean sequence has at most ``rows`` packed query rows of its own, and keys.
 
-    Means are compared by products, so that a recorded call knows for which sizes the comparison holds.
+    So does one long sequence among many short ones, whose tiles would take longest: a hint of more than ``OUTLIER`` times
+    as many rows says so. Means are compared by products, so that a recorded call knows for which sizes the comparison holds.
     """
     if problem.broadcast_q:
         return False
-    return max(problem.rows_q * problem.group_size, problem.rows_kv) <= rows * max(1, problem.num_batches)
+    mean = max(problem.rows_q * problem.group_size, problem.rows_kv) <= rows * max(1, problem.num_batches)
+    return mean and max(problem.max_seq_len_q * problem.group_size, problem.max_seq_len_kv) <= OUTLIER * rows
 
 
 def width(problem: Problem) -> int:
