@@ -152,6 +152,10 @@ class EmulatedFunction:
         """Return whether this function or one it reaches has that name, or an attribute of that name, in it."""
         return any(name in function._named for function in self._reached({}))
 
+    def names_any(self, names):
+        """Return whether this function or one it reaches has any of these names, a set, in it."""
+        return any(names & function._named for function in self._reached({}))
+
     def _reaches_tlx(self):
         return any(
             isinstance(v, TlxNamespace) or extension.defines(v)

@@ -108,7 +108,8 @@ class Maker:
             yield "unrolled", names, code, _names(statement.target), self.program(statement.body)
         elif isinstance(statement, ast.For | ast.While) and not _is_unrolled(statement):
             target = _names(statement.target) if isinstance(statement, ast.For) else frozenset()
-            yield "loop", names, target, self.program(statement.body)
+            body = self.program(statement.body) if self._doubtful(statement) else Program()  # no turn changes a type
+            yield "loop", names, target, body
         elif names:
             yield "forget", names
 
@@ -323,7 +324,7 @@ def run_time_type(value: Any) -> Any:
 def callable_without_effects(function: Any) -> Any:
     """Return a function to call instead, which reads no memory. Raises Unknown if it has effects."""
     if hasattr(function, "uses_tlx"):  # a jit function of the user's
-        if function.uses_tlx or any(map(function.names, (*EFFECTS, "load"))):
+        if function.uses_tlx or function.names_any(EFFECTS | {"load"}):
             raise Unknown
         return function
     if isinstance(function, owners.Method):
