@@ -832,7 +832,8 @@ print(plots.table(header, table))
 # 32 `st.async` per thread are 128 x 32 words over 128 threads.
 # The compiler has inserted the cluster barriers; more about them under "Pitfalls".
 #
-# Here is the timeline of a pair in form A: follow the arrows from a CTA's `compute` to its peer's `relay`, and from there to the product.
+# Here is the timeline of a pair in form A.
+# A short arrow in magenta ends a wait from the other CTA: a `relay` waits for its peer's `compute`, and the leader's product waits for both.
 
 # %%
 line = timed(run_exchange, exchange_copies, DS, K)

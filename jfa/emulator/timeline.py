@@ -22,6 +22,7 @@ LOOK = {
     "under way": {"facecolor": "#56B4E9", "hatch": ""},
 }
 IDLE = "#EEEEEE"
+ELSEWHERE = "#CC0077"  # of an arrow from another CTA, which the picture does not show
 ENGINES = {"MMA": ("tensor core", "tensor"), "TMA": ("TMA", "tma")}  # track -> (title, the unit that its work occupies)
 UNITS = {"mufu": "exp2 units"}  # units that belong to no engine and get a lane of their own
 THINNEST = 0.001  # share of a run that a role must take to get a lane
@@ -344,10 +345,12 @@ class Timeline:
         """Draw one lane per role, engine and busy unit for one CTA (the first, unless named); return the matplotlib figure.
 
         A full bar is time in which a role computes or a unit is occupied, a thin bar below it time in which a result is under
-        way, and a hatched bar a wait. Arrows lead from what completed a barrier's phase to the wait that this ended. Names of
+        way, and a hatched bar a wait. Arrows lead from what completed a barrier's phase to the wait that this ended; a short one in
+        another color says that it was done in another CTA of the cluster. Names of
         buffers that are too long for their box are shortened; a second line below the axis says to what.
         """
         import matplotlib.pyplot as plt
+        from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
         cta = self.ctas()[0] if cta is None and self.events else cta
@@ -376,6 +379,8 @@ class Timeline:
         used = [kind for kind in LOOK if any(lane.bars.get(kind) for lane in lanes)]
         handles = [Patch(**LOOK[kind], edgecolor="white", label=kind) for kind in used]
         handles.append(Patch(facecolor=IDLE, edgecolor="#BBBBBB", label="idle or queueing"))
+        if any(source.cta != waiting.cta and lo < waiting.end < hi for source, waiting in self.signals(cta)):
+            handles.append(Line2D([], [], color=ELSEWHERE, marker="^", lw=0, label="ended by another CTA"))
         ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
         return ax.figure
 
@@ -409,18 +414,24 @@ class Timeline:
         return found
 
     def _arrows(self, ax: Any, cta: Any, rows: dict[str, int], lo: float, hi: float) -> None:
-        """Draw one thin arrow, straight down or up, from each completing arrival to the wait that it ended."""
+        """Draw one thin arrow, straight down or up, from each completing arrival to the wait that it ended.
+
+        What another CTA of the cluster completed has no lane here: a short arrow in another color ends in the wait.
+        """
         for source, waiting in self.signals(cta):
-            if lo < waiting.end < hi and source.track in rows and waiting.track in rows and source.cta == waiting.cta:
-                a, b = rows[source.track], rows[waiting.track]
-                edge = 0.4 if b > a else -0.4
-                look = {"arrowstyle": "-|>,head_length=0.25,head_width=0.12", "color": "black", "linewidth": 0.7}
-                ax.annotate(
-                    "",
-                    (waiting.end, b - edge),
-                    (waiting.end, a + edge),
-                    arrowprops={**look, "shrinkA": 0, "shrinkB": 0},
-                )
+            if not lo < waiting.end < hi or waiting.track not in rows:
+                continue
+            b, color = rows[waiting.track], "black"
+            if source.cta != waiting.cta:
+                tail, head, color = b + 0.7, b + 0.15, ELSEWHERE
+            elif source.track in rows:
+                edge = 0.4 if b > rows[source.track] else -0.4
+                tail, head = rows[source.track] + edge, b - edge
+            else:
+                continue
+            look = {"arrowstyle": "-|>,head_length=0.25,head_width=0.12", "color": color, "linewidth": 0.7}
+            look |= {"shrinkA": 0, "shrinkB": 0}
+            ax.annotate("", (waiting.end, head), (waiting.end, tail), arrowprops=look)
 
     def chrome_trace(self, path: str | Path) -> Path:
         """Write the events as Chrome trace JSON (chrome://tracing or Perfetto); one microsecond stands for one cycle."""

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from matplotlib.colors import to_rgba
 
 triton = pytest.importorskip("triton")
 pytest.importorskip("triton.language.extra.tlx")
@@ -176,10 +177,19 @@ def test_arrows_stay_inside_their_cluster_and_lead_from_one_cta_of_it_to_the_oth
     ]
     out = torch.zeros(2 * m, n)
     launch_pairs = lambda: pair_product[(4,)](*boxes, out, M=m, N=n, K=k, ctas_per_cga=(2, 1, 1))
-    pairs = cli.record(launch_pairs, B200, max_ctas=4).signals()
+    drawn = cli.record(launch_pairs, B200, max_ctas=4)
+    pairs = drawn.signals()
     assert {waiting.cta[0] for _, waiting in pairs} == {0, 1, 2, 3}
     assert all(source.cta[0] // 2 == waiting.cta[0] // 2 for source, waiting in pairs)
     assert any(source.cta != waiting.cta for source, waiting in pairs)
+    for cta in drawn.ctas():
+        axes = drawn.plot(cta, (drawn.start, drawn.end + 1)).axes[0]
+        colors = [t.arrow_patch.get_edgecolor() for t in axes.texts if t.get_text() == ""]
+        here, ended = to_rgba("black"), [(s.cta, w.cta) for s, w in pairs if w.cta == cta]
+        elsewhere = sum(source != waiting for source, waiting in ended)
+        assert (colors.count(here), len(colors)) == (len(ended) - elsewhere, len(ended))
+        named = [t.get_text() for t in axes.get_legend().get_texts()]
+        assert ("ended by another CTA" in named) == (elsewhere > 0)
 
 
 def test_barriers_say_who_arrives_and_who_waits():
