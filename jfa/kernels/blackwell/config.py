@@ -254,15 +254,14 @@ def mxfp8_config(problem: Problem, clc: bool = True) -> Mxfp8Config:
 
 def _forward_registers(problem: Problem, split_keys: bool, clc: bool) -> dict[str, int]:
     """Return the registers per thread with which softmax and correction, which gets what is left, spill least (`jfa compile`)."""
-    if problem.block_lists is not None:
-        softmax, small = 192, 40
-    elif split_keys or problem.band.has_lo:
-        softmax, small = 192, 32
-    elif not problem.band.has_hi:
-        softmax, small = 192, 24
+    causal = problem.band.has_hi and not (split_keys or problem.band.has_lo)
+    if problem.block_lists is not None or causal and clc:
+        small = 40
+    elif causal or split_keys or problem.band.has_lo:
+        small = 32
     else:
-        softmax, small = (192, 40) if clc else (184, 32)
-    return dict(softmax_registers=softmax, small_registers=small)
+        small = 24
+    return dict(softmax_registers=192, small_registers=small)
 
 
 def backward_form(problem: Problem) -> tuple[str, str]:

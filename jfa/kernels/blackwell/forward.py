@@ -62,7 +62,7 @@ def forward_kernel(
     k_tail_desc,
     cfg: tl.constexpr,  # ForwardConfig
 ):
-    memory, scale = alloc_memory(tlx.dtype_of(q_desc), cfg), Scale(scale_log2, coarse_scale, HUGE)
+    memory, scale = alloc_memory(tlx.dtype_of(q_desc), cfg), Scale(scale_log2, coarse_scale, HUGE, True)
     lists = block_lists(starts, columns, kinds, list_rows, cfg.heads, list_capacity, cfg.list_heads)
     if cfg.clc:
         queue = tlx.clc_create_context(num_consumers=6, num_stages=2)

@@ -78,7 +78,7 @@ def mxfp8_forward_kernel(
     coarse_scale,  # of the common Scale; made here, before the roles part, it would spill in all of them
     cfg: tl.constexpr,  # Mxfp8Config
 ):
-    memory, scale = alloc_memory(tlx.dtype_of(o_desc), cfg), Scale(scale_log2, coarse_scale, HUGE_MXFP8)
+    memory, scale = alloc_memory(tlx.dtype_of(o_desc), cfg), Scale(scale_log2, coarse_scale, HUGE_MXFP8, True)
     if cfg.clc:
         queue = tlx.clc_create_context(num_consumers=6, num_stages=2)
     with tlx.async_tasks():
@@ -460,7 +460,7 @@ def correct_tile(memory, lse_ptr, rows_out, records_ptr, walk, steps_done, outs,
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
     steps = steps_of(tile, cfg)
     rescale_steps(memory, steps.count, steps_done, walk.done, cfg)
-    bases = Scale(scale.fine, scale.coarse, HUGE_BASE)
+    bases = Scale(scale.fine, scale.coarse, HUGE_BASE, True)
     outs = finish_tile(memory, lse_ptr, rows_out, tile, steps, walk, outs, bases, cfg)
     return steps_done + steps.count, outs
 

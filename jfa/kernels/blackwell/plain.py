@@ -49,7 +49,7 @@ def plain_forward_kernel(
         tlx.async_descriptor_load(q_desc, q_tile[0], tile.q.box(tile.row, head), loaded[0])
         tlx.barrier_wait(loaded[0], 0)
 
-        scale = scale_of(scale_log2)
+        scale = scale_of(scale_log2, True)
         row_max = tl.full([BLOCK_M], NO_MAXIMUM, tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
         tlx.local_store(acc[0], tl.zeros([BLOCK_M, HEAD_DIM], tl.float32))

@@ -79,15 +79,18 @@ class Scale:
     fine: tl.tensor  # sm_scale * log2(e), of either sign, never 0
     coarse: tl.tensor  # the least power of two that is not smaller in size, of the same sign
     huge: tl.constexpr  # size of a maximum in log2 units up to which ``fine`` is used
+    raw: tl.constexpr  # compare raw maxima with a limit: none waits for a second product, and one number more is kept
 
     @triton.jit
     def is_huge(self, extreme):
         """Return whether rows are scaled by ``coarse``, [M]. ``extreme``: raw, the largest score times the sign.
 
-        Raw numbers are compared, so a maximum waits for one product, not for two: 1 % of a forward on an H200. The limit is
-        lower by the roundings on the way, so no row scaled by ``fine`` has a maximum beyond ``huge``.
+        With ``raw`` the limit is lower by the roundings on the way, so no row scaled by ``fine`` has a maximum beyond ``huge``.
         """
-        return tl.abs(extreme) > tl.abs(self.huge * _LOWER / self.fine)
+        if self.raw:
+            return tl.abs(extreme) > tl.abs(self.huge * _LOWER / self.fine)
+        else:
+            return tl.abs(extreme * self.fine) > self.huge
 
     @triton.jit
     def of_rows(self, extreme):
@@ -105,11 +108,11 @@ class Scale:
 
 
 @triton.jit
-def scale_of(fine):
-    """Return the Scale of a factor from raw scores to log2 units."""
+def scale_of(fine, RAW: tl.constexpr):
+    """Return the Scale of a factor from raw scores to log2 units; RAW: see there."""
     bits = fine.to(tl.int32, bitcast=True)
     coarse = ((bits + _FRACTION) & _REST).to(tl.float32, bitcast=True)  # a fraction carries into the exponent
-    return Scale(fine, coarse, HUGE)
+    return Scale(fine, coarse, HUGE, RAW)
 
 
 @triton.jit

@@ -267,7 +267,7 @@ def consume(box_o, o_tiles, lse, rows_out, queue, q, k, v, scale_log2, lists, co
     The next tile is looked up before the epilogue.
     """
     part: tl.constexpr = consumer % cfg.parts
-    scale = scale_of(scale_log2)
+    scale = scale_of(scale_log2, True)
     q = q.nth(consumer)
     k = k.nth(consumer // cfg.parts)
     v = v.nth(consumer // cfg.parts)

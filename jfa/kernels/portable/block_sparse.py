@@ -158,7 +158,7 @@ def forward_kernel(
         q = matrix(q_ptr, stride_qr, stride_qh, stride_qd, D, BLOCK_D).load(tile.q, queries, head)
         acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
         l, m = tl.zeros([BLOCK_M], tl.float32), tl.full([BLOCK_M], float("-inf"), tl.float32)
-        factors = scale_of(scale)
+        factors = scale_of(scale, False)
         listed = lists.of(head, unit // PARTS, tl.to_tensor(0))
         for back in range(listed.entries()):
             block, masked = listed.block(back), listed.masked(back)

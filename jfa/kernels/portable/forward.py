@@ -85,7 +85,7 @@ def forward_kernel(
     v = Operand(v_ptr, v_desc, (v_row, v_head), DV, 1, False).of(tile.kv, kv_head)
     out = contiguous(out_ptr, out_desc, num_kv_heads, DV, GROUP, BOXED).of(tile.out, kv_head)
     lse = per_row(lse_ptr, rows_out, GROUP, BOXED).of(tile.out, kv_head)
-    factors = scale_of(scale)
+    factors = scale_of(scale, False)
     if chunks is not None:
         acc, l, m = attend(q, k, v, tile, part.chunk, part.chunks, factors, c)
         last, acc, l, m = merge(acc, l, m, part)
