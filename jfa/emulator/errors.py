@@ -155,7 +155,9 @@ class OverArrivalError(EmulatorError):
 class NamedBarrierError(EmulatorError):
     """A named barrier used outside its rules: ids 0-15, thread counts in whole warps, the same count by every user."""
 
-    cause = "the thread count must be the sum over waiting and arriving tasks of 32 * num_warps."
+    cause = (
+        "an id outside 0-15, or a thread count that is not the sum over waiting and arriving tasks of 32 * num_warps."
+    )
 
 
 class RaceError(EmulatorError):
