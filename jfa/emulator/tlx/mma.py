@@ -392,6 +392,7 @@ def async_dot_scaled(
     assert a_format in _FORMATS, f"Unsupported A_format: {a_format}"
     assert b_format in _FORMATS, f"Unsupported B_format: {b_format}"
     two, bars = truth(two_ctas), plain(mBarriers)
+    assert not two or A.shape[0] == 128, f"async_dot_scaled of two CTAs takes 128 rows of each, got {A.shape[0]}"
     task, where, fault = begin("async_dot_scaled" if bars else "async_dot_waited", acc.name)
     waits = not (bars or truth(force_async))
     pair = _pair(task, two, where)

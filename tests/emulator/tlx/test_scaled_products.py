@@ -162,15 +162,16 @@ def _pair(a, b, a_scale, b_scale, c, M: tl.constexpr, N: tl.constexpr, K: tl.con
     a_tile = tlx.local_alloc((M, K), tl.float8e4nv, 1)
     b_tile = tlx.local_alloc((K, N // 2), tl.float8e4nv, 1)
     COUNT: tl.constexpr = N if WHOLE else N // 2
-    sa = tlx.local_alloc((M // 128, K // 128, 32, 16), tl.uint8, 1)
+    ROWS: tl.constexpr = max(M, 128)
+    sa = tlx.local_alloc((ROWS // 128, K // 128, 32, 16), tl.uint8, 1)
     sb = tlx.local_alloc((COUNT // 128, K // 128, 32, 16), tl.uint8, 1)
     acc = tlx.local_alloc((M, N), tl.float32, 1, tlx.storage_kind.tmem)
     ready = tlx.alloc_barriers(1, arrive_count=2)
     done = tlx.alloc_barriers(1)
     tlx.local_store(a_tile[0], tl.load(a + (rank * M + rows)[:, None] * K + depth[None, :]))
     tlx.local_store(b_tile[0], tl.load(b + depth[:, None] * N + (rank * (N // 2) + half)[None, :]))
-    own = tl.load(a_scale + rank * (M * K // 32) + tl.arange(0, M * K // 32))
-    tlx.local_store(sa[0], own.reshape(M // 128, K // 128, 32, 16))
+    own = tl.load(a_scale + rank * (ROWS * K // 32) + tl.arange(0, ROWS * K // 32))
+    tlx.local_store(sa[0], own.reshape(ROWS // 128, K // 128, 32, 16))
     first = 0 if WHOLE else rank * (COUNT * K // 32)
     other = tl.load(b_scale + first + tl.arange(0, COUNT * K // 32))
     tlx.local_store(sb[0], other.reshape(COUNT // 128, K // 128, 32, 16))
@@ -191,6 +192,16 @@ def test_a_pair_of_ctas(whole):
     sa, sb, c = scales(2 * m, k // 32, 13), scales(n, k // 32, 14), torch.empty(2 * m, n)
     _pair[(2,)](a, b, pack_scales(sa), pack_scales(sb), c, m, n, k, whole, ctas_per_cga=(2, 1, 1))
     assert_close(c, exact(a_values, sa, b.float().T, sb))
+
+
+def test_a_pair_of_ctas_with_64_rows_each_is_refused():
+    """As by fbtriton 3.7.4, whose scaled product has 128 rows."""
+    a, b = operand("e4m3", 128, 128, 11)[0], operand("e4m3", 128, 256, 12)[0]
+    sa, sb = scales(256, 4, 13), scales(256, 4, 14)
+    with pytest.raises(triton.CompilationError, match="takes 128 rows of each, got 64"):
+        _pair[(2,)](
+            a, b, pack_scales(sa), pack_scales(sb), torch.empty(128, 256), 64, 256, 128, True, ctas_per_cga=(2, 1, 1)
+        )
 
 
 def test_scales_of_a_wrong_row_are_seen():
