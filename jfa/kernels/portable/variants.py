@@ -28,7 +28,7 @@ SPILLS = {
 POINTER_SPILLS = {"forward-short": 40, "dq-short": 140, "dkdv": 540}
 # With 128 registers per thread two CTAs fit on a multiprocessor of sm_90: faster on long sequences, though wgmmas then wait.
 # Wide head dims fill all registers, with whatever tile. Tiny sequences: three programs beat two whose wgmmas do not wait.
-SERIALIZED = ("forward-long", "wide-dkdv", "wide-dq", "dq-tiny-d64")
+SERIALIZED = ("forward-long", "wide-dkdv", "wide-dq", "dq-tiny", "dq-tiny-d64")
 TARGETS = {"wide-dkdv": (90,), "wide-dkdv-sm100": (100,), "resident-128": (90,), "resident-128-sm100": (100,)}
 # No gradient of the LSE, no mask, nothing split: what most calls are compiled for.
 USUAL = dict(dlse_ptr=None, chunks=None, GROUP=1, HAS_LO=False, HAS_HI=False, NEGATIVE=False, PRECISION="tf32")

@@ -81,7 +81,7 @@ ATTEMPTS = [
     right("1.3", "masked_scatter", source=_padded(PLACES + "out = values.new_full((*inside.shape, values.shape[1]), fill)\nreturn out.masked_scatter(inside[:, :, None], values)")),
     wrong("1.3", "computed, not moved", ("= values[offsets[b] : offsets[b + 1]]", "= values[offsets[b] : offsets[b + 1]] * 1 + 0")),
     wrong("1.3", "a NaN of its own", ("    return padded", "    return torch.where(padded != padded, -torch.tensor(torch.nan, dtype=values.dtype), padded)")),
-    right("1.3", "masked_scatter", source=_padded("n = offsets.diff()\nout = torch.full((len(n), int(n.max()), values.shape[1]), fill, dtype=values.dtype)\ninside = torch.arange(out.shape[1]) < n[:, None]\nreturn out.masked_scatter(inside[..., None].expand_as(out), values[: int(offsets[-1])])")),
+    right("1.3", "masked_scatter, places by comparison", source=_padded("n = offsets.diff()\nout = torch.full((len(n), int(n.max()), values.shape[1]), fill, dtype=values.dtype)\ninside = torch.arange(out.shape[1]) < n[:, None]\nreturn out.masked_scatter(inside[..., None].expand_as(out), values[: int(offsets[-1])])")),
     # ------------------------------------------------------------------------------------------ 1.4
     wrong("1.4", "in percent", source=_waste("b, mq, mk = len(len_q), max(len_q, default=0), max(len_kv, default=0)\np, s = b * (mq + mk), b * mq * mk\nreturn 100 * (1 - sum(len_q + len_kv) / p if p else 0.0), 100 * (1 - sum(x * y for x, y in zip(len_q, len_kv)) / s if s else 0.0)")),
     wrong("1.4", "one length for both", source=_waste("b, m = len(len_q), max(len_q + len_kv, default=0)\nreturn (1 - sum(len_q + len_kv) / (2 * b * m) if b * m else 0.0), (1 - sum(x * y for x, y in zip(len_q, len_kv)) / (b * m * m) if b * m else 0.0)")),

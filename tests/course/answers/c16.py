@@ -900,22 +900,6 @@ def predict(form, power, rows, keys, dim, flops, exps, fmas, operations):
     ),
     wrong(
         "16.6",
-        "only the scale mended",
-        (
-            SOFTMAX,
-            SOFTMAX.replace(
-                "m_new = tl.maximum(m, tl.ceil(tl.max(x, axis=1)))",
-                "grown = tl.maximum(m, tl.ceil(tl.max(x, axis=1)))\n        m_new = tl.where(grown - m > 8.0, grown, m)",
-            ),
-        ),
-    ),
-    wrong(
-        "16.6",
-        "only the threshold mended",
-        (SOFTMAX, SOFTMAX.replace("m_new[:, None])", "m_new[:, None] + 8.0)").replace("(256.0 * p)", "p")),
-    ),
-    wrong(
-        "16.6",
         "clamped instead of a closer maximum",
         (
             SOFTMAX,
