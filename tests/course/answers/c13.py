@@ -472,7 +472,6 @@ def locate(unit, records, tiles, heads, kv_heads, block):
         ),
     ),
     # ------------------------------------------------------------------------------------------ 13.5
-    wrong("13.5", "the epilogue's wait instead of the load's", (O_WAIT, "                tlx.barrier_expect_bytes")),
     wrong(
         "13.5",
         "the load waits for O only",
