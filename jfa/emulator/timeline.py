@@ -367,7 +367,7 @@ class Timeline:
                 low, height = (row + 0.16, 0.24) if kind == "under way" else (row - 0.4, 0.8)
                 ax.broken_barh(shown, (low, height), **LOOK[kind], edgecolor="white", linewidth=0.3)
         short = _write_names(ax, lanes, lo, hi)
-        self._arrows(ax, cta, {lane.track: row for row, lane in enumerate(lanes)}, lo, hi)
+        from_elsewhere = self._arrows(ax, cta, {lane.track: row for row, lane in enumerate(lanes)}, lo, hi)
         ax.set_yticks(range(len(lanes)), [lane.words(max(lo, self.start), min(hi, self.end)) for lane in lanes])
         ax.set_ylim(len(lanes) - 0.4, -0.6)
         ax.set_xlim(lo, hi)
@@ -379,7 +379,7 @@ class Timeline:
         used = [kind for kind in LOOK if any(lane.bars.get(kind) for lane in lanes)]
         handles = [Patch(**LOOK[kind], edgecolor="white", label=kind) for kind in used]
         handles.append(Patch(facecolor=IDLE, edgecolor="#BBBBBB", label="idle or queueing"))
-        if any(source.cta != waiting.cta and lo < waiting.end < hi for source, waiting in self.signals(cta)):
+        if from_elsewhere:
             handles.append(Line2D([], [], color=ELSEWHERE, marker="^", lw=0, label="ended by another CTA"))
         ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
         return ax.figure
@@ -413,17 +413,19 @@ class Timeline:
                 found.append(Lane(unit, title, {"occupied": spans}, [], unit=True))
         return found
 
-    def _arrows(self, ax: Any, cta: Any, rows: dict[str, int], lo: float, hi: float) -> None:
+    def _arrows(self, ax: Any, cta: Any, rows: dict[str, int], lo: float, hi: float) -> bool:
         """Draw one thin arrow, straight down or up, from each completing arrival to the wait that it ended.
 
-        What another CTA of the cluster completed has no lane here: a short arrow in another color ends in the wait.
+        What another CTA of the cluster completed has no lane here: a short arrow in another color ends in the wait. Return
+        whether there is such a one.
         """
+        from_elsewhere = False
         for source, waiting in self.signals(cta):
             if not lo < waiting.end < hi or waiting.track not in rows:
                 continue
             b, color = rows[waiting.track], "black"
             if source.cta != waiting.cta:
-                tail, head, color = b + 0.7, b + 0.15, ELSEWHERE
+                tail, head, color, from_elsewhere = b + 0.7, b + 0.15, ELSEWHERE, True
             elif source.track in rows:
                 edge = 0.4 if b > rows[source.track] else -0.4
                 tail, head = rows[source.track] + edge, b - edge
@@ -432,6 +434,7 @@ class Timeline:
             look = {"arrowstyle": "-|>,head_length=0.25,head_width=0.12", "color": color, "linewidth": 0.7}
             look |= {"shrinkA": 0, "shrinkB": 0}
             ax.annotate("", (waiting.end, head), (waiting.end, tail), arrowprops=look)
+        return from_elsewhere
 
     def chrome_trace(self, path: str | Path) -> Path:
         """Write the events as Chrome trace JSON (chrome://tracing or Perfetto); one microsecond stands for one cycle."""

@@ -15,6 +15,7 @@ import torch
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import num_sms, padded_head_dim, power_of_two
 from jfa.kernels.common.planner import LEAST_CHUNK, Cut
+from jfa.kernels.preference import TINY
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,8 @@ class Tile:
 TILES = {
     # Packed rows of a mean sequence decide between short and long.
     "forward-short": Tile(64, 64, 4, 3),
-    "forward-brief": Tile(
-        64, 32, 4, 2
-    ),  # less memory and fewer registers each: four programs on a multiprocessor, not two
+    # Less memory and fewer registers each: four programs on a multiprocessor, not two.
+    "forward-brief": Tile(64, 32, 4, 2),
     "forward-brief-d64": Tile(64, 32, 4, 3),
     "forward-long": Tile(128, 64, 8, 2, 128),
     "forward-shared-64": Tile(64, 32, 4, 3, 128),  # a shared query of at most 64 packed rows
@@ -72,7 +72,6 @@ EMULATED = Tile(32, 32, 4, 1)  # small enough that short test sequences have sev
 LONG = 4096  # packed rows: more than that
 # Packed rows, and keys, of a mean sequence: at most.
 BRIEF = 512
-TINY = 32
 OUTLIER = 8  # times that: the longest sequence, where a hint tells it
 LARGE_MEMORY = 200_000  # bytes of shared memory: less, and the whole of a long shared query does not stay on chip
 RESIDENT_ROWS = 128  # packed rows of a shared query that one program can keep in the backward
@@ -133,8 +132,9 @@ def typical_rows(problem: Problem) -> int:
 def mean_at_most(rows: int, problem: Problem) -> bool:
     """Return whether a mean sequence has at most ``rows`` packed query rows of its own, and keys.
 
-    So does one long sequence among many short ones, whose tiles would take longest: a hint of more than ``OUTLIER`` times
-    as many rows says so. Means are compared by products, so that a recorded call knows for which sizes the comparison holds.
+    One long sequence among many short ones has little weight in a mean, but its tiles end last: where a hint tells of more
+    than ``OUTLIER`` times as many rows the answer is no. Means are compared by products, so that a recorded call knows for
+    which sizes the comparison holds.
     """
     if problem.broadcast_q:
         return False
