@@ -157,7 +157,8 @@ def _constants(problem: Problem, lists: BlockLists, queries: int, keys: int) -> 
     """Return the constexprs of a kernel that walks ``lists``, with tiles of so many queries and keys."""
     sizes = dict(BLOCK_D=launch.columns(problem.head_dim), BLOCK_DV=launch.columns(problem.head_dim_v))
     sizes |= dict(BLOCK_M=queries, BLOCK_N=keys, ROWS=lists.block, COLUMNS=lists.other_block, LIST_HEADS=lists.heads)
-    return tuple((sizes | launch.constants(problem)).items())
+    names = "GROUP", "D", "DV", "HAS_LO", "HAS_HI", "PRECISION"
+    return tuple((sizes | dict(zip(names, launch.constants(problem)))).items())
 
 
 @cache

@@ -36,6 +36,35 @@ class Tile:
         return options if self.registers is None else options | {"maxnreg": self.registers}
 
 
+@dataclass(frozen=True)
+class Config:
+    """Compile-time configuration of a kernel.
+
+    Attributes:
+        group, dim, dim_v, has_lo, has_hi: heads per key/value head, head dims, and the band's sides that are bounded.
+        precision: of products, as tl.dot's ``input_precision``.
+        block_m, block_n: packed query rows, and keys, of a tile or a step.
+        negative: sm_scale < 0, where the forward's maxima are minima.
+        split: some tiles of the forward are cut into chunks of their keys.
+    """
+
+    group: int
+    dim: int
+    dim_v: int
+    has_lo: bool
+    has_hi: bool
+    precision: str
+    block_m: int = 0
+    block_n: int = 0
+    negative: bool = False
+    split: bool = False
+
+    @property
+    def keys_first(self) -> bool:
+        """Whether a resident query has too few rows for a product's first operand."""
+        return self.block_m < 64
+
+
 TILES = {
     # Packed rows of a mean sequence decide between short and long.
     "forward-short": Tile(64, 64, 4, 3),

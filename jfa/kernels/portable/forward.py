@@ -14,24 +14,8 @@ import triton.language as tl
 
 from jfa.kernels.common.nouns import aggregate, load_tile
 from jfa.kernels.common.softmax import hide, scale_of, softmax_end, softmax_step
-from jfa.kernels.portable.rows import Operand, contiguous, padded, per_row, positions
+from jfa.kernels.portable.rows import RUNTIME, Operand, contiguous, padded, per_row, positions
 from jfa.kernels.portable.walk import seen_keys
-
-# Numbers that change with the data: Triton would compile again for each that turns divisible by 16.
-RUNTIME = ["rows_out"]
-
-
-@aggregate
-class Choices:
-    """Compile-time choices of the forward."""
-
-    block_m: tl.constexpr
-    block_n: tl.constexpr
-    group: tl.constexpr
-    boxed: tl.constexpr  # order of packed rows; see jfa.kernels.portable.rows
-    negative: tl.constexpr  # sm_scale < 0
-    split: tl.constexpr  # some tiles are cut into chunks of their keys
-    precision: tl.constexpr
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -60,97 +44,89 @@ def forward_kernel(
     rows_out,
     num_kv_heads,
     scale,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    HAS_LO: tl.constexpr,
-    HAS_HI: tl.constexpr,
-    NEGATIVE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    cfg: tl.constexpr,
 ):
     """Compute one unit (all of a query tile's keys, or one chunk of them) of one key/value head."""
     kv_head = tl.program_id(0) % num_kv_heads
     unit = tl.program_id(0) // num_kv_heads
-    tile = load_tile(records, unit, HAS_LO, HAS_HI)
-    if chunks is not None:
+    tile = load_tile(records, unit, cfg.has_lo, cfg.has_hi)
+    if cfg.split:
         part = load_part(chunks, unit, arrivals, partial_acc, partial_ml, kv_head, num_kv_heads)
     if unit >= tl.load(counts + 1):
         return
     BOXED: tl.constexpr = q_desc is not None or out_desc is not None
-    c = Choices(BLOCK_M, BLOCK_N, GROUP, BOXED, NEGATIVE, chunks is not None, PRECISION)
-    q = Operand(q_ptr, q_desc, (q_row, q_head), D, GROUP, BOXED).of(tile.q, kv_head)
-    k = Operand(k_ptr, k_desc, (k_row, k_head), D, 1, False).of(tile.kv, kv_head)
-    v = Operand(v_ptr, v_desc, (v_row, v_head), DV, 1, False).of(tile.kv, kv_head)
-    out = contiguous(out_ptr, out_desc, num_kv_heads, DV, GROUP, BOXED).of(tile.out, kv_head)
-    lse = per_row(lse_ptr, rows_out, GROUP, BOXED).of(tile.out, kv_head)
+    q = Operand(q_ptr, q_desc, (q_row, q_head), cfg.dim, cfg.group, BOXED).of(tile.q, kv_head)
+    k = Operand(k_ptr, k_desc, (k_row, k_head), cfg.dim, 1, False).of(tile.kv, kv_head)
+    v = Operand(v_ptr, v_desc, (v_row, v_head), cfg.dim_v, 1, False).of(tile.kv, kv_head)
+    out = contiguous(out_ptr, out_desc, num_kv_heads, cfg.dim_v, cfg.group, BOXED).of(tile.out, kv_head)
+    lse = per_row(lse_ptr, rows_out, cfg.group, BOXED).of(tile.out, kv_head)
     factors = scale_of(scale, False)
-    if chunks is not None:
-        acc, l, m = attend(q, k, v, tile, part.chunk, part.chunks, factors, c)
+    if cfg.split:
+        acc, l, m = attend(q, k, v, tile, part.chunk, part.chunks, factors, cfg)
         last, acc, l, m = merge(acc, l, m, part)
         if last:
-            finish(acc, l, m, out, lse, tile.row, factors, c)
+            finish(acc, l, m, out, lse, tile.row, factors, cfg)
     else:
-        acc, l, m = attend(q, k, v, tile, 0, 1, factors, c)
-        finish(acc, l, m, out, lse, tile.row, factors, c)
+        acc, l, m = attend(q, k, v, tile, 0, 1, factors, cfg)
+        finish(acc, l, m, out, lse, tile.row, factors, cfg)
 
 
 @triton.jit
-def attend(q, k, v, tile, chunk, chunks, scale, c):
+def attend(q, k, v, tile, chunk, chunks, scale, cfg):
     """Return (acc, l, m) of a query tile over its ``chunk``-th of ``chunks`` parts of what it sees of the keys."""
-    seen = seen_keys(tile, c.block_m, c.block_n, c.group)
-    block = q.load(tile.row, c.block_m, True)
-    position = positions(tile.row, c.block_m, c.group, c.boxed)
-    m = tl.full([c.block_m], float("-inf"), tl.float32)
-    l = tl.zeros([c.block_m], tl.float32)
-    acc = tl.zeros([c.block_m, padded(v.tensor.dim)], tl.float32)
+    M: tl.constexpr = cfg.block_m
+    seen = seen_keys(tile, M, cfg.block_n, cfg.group)
+    block = q.load(tile.row, M, True)
+    position = positions(tile.row, M, cfg.group, q.tensor.boxed)
+    m = tl.full([M], float("-inf"), tl.float32)
+    l = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, padded(v.tensor.dim)], tl.float32)
     if k.tensor.desc is not None:  # boxes end with the sequence: a second loop would wait for its first keys again
         blocks = seen.end - seen.first
         for i in range(seen.first + blocks * chunk // chunks, seen.first + blocks * (chunk + 1) // chunks):
             masked = (i < seen.bulk_begin) | (i >= seen.bulk_end)
-            acc, l, m = attend_block(acc, l, m, block, k, v, i, tile, position, scale, c, masked)
+            acc, l, m = attend_block(acc, l, m, block, k, v, i, tile, position, scale, cfg, masked)
     else:
         bulk = seen.bulk_end - seen.bulk_begin
         for i in range(bulk * chunk // chunks, bulk * (chunk + 1) // chunks):
-            acc, l, m = attend_block(acc, l, m, block, k, v, seen.bulk_begin + i, tile, position, scale, c, False)
+            acc, l, m = attend_block(acc, l, m, block, k, v, seen.bulk_begin + i, tile, position, scale, cfg, False)
         edges = seen.end - seen.first - bulk
         for i in range(edges * chunk // chunks, edges * (chunk + 1) // chunks):
             edge = seen.first + i
             edge = tl.where(edge < seen.bulk_begin, edge, edge + bulk)
-            acc, l, m = attend_block(acc, l, m, block, k, v, edge, tile, position, scale, c, True)
+            acc, l, m = attend_block(acc, l, m, block, k, v, edge, tile, position, scale, cfg, True)
     return acc, l, m
 
 
 @triton.jit
-def attend_block(acc, l, m, q, k, v, i, tile, position, scale, c, masked):
+def attend_block(acc, l, m, q, k, v, i, tile, position, scale, cfg, masked):
     """Add the i-th block of keys to a tile's running (acc, l, m).
 
     ``masked``: some row may not see all of them. With TMA it is known at run time only, else when compiling.
     """
-    n0 = i * c.block_n
-    keys = k.load(n0, c.block_n, masked)
-    scores = tl.dot(q, tl.trans(keys), input_precision=c.precision)
+    n0 = i * cfg.block_n
+    keys = k.load(n0, cfg.block_n, masked)
+    scores = tl.dot(q, tl.trans(keys), input_precision=cfg.precision)
     if masked:
-        key = n0 + tl.arange(0, c.block_n)
+        key = n0 + tl.arange(0, cfg.block_n)
         keep = tile.pair_mask(position[:, None], key[None, :])
-        if c.split:  # true everywhere; a mask per column would make ptxas 12.9 wait after each wgmma on sm_90 (C7515)
+        if cfg.split:  # true everywhere; a mask per column would make ptxas 12.9 wait after each wgmma on sm_90 (C7515)
             keep = keep & (position >= 0)[:, None]
-        scores = hide(scores, keep, c.negative)
+        scores = hide(scores, keep, cfg.negative)
     # Without a band the first block of a tile or chunk shows every row a key, so no maximum stays -inf.
-    p, m, l, alpha = softmax_step(scores, m, l, scale, tile.band.has_lo or tile.band.has_hi, c.negative)
+    p, m, l, alpha = softmax_step(scores, m, l, scale, tile.band.has_lo or tile.band.has_hi, cfg.negative)
     acc = acc * alpha[:, None]
-    values = v.load(n0, c.block_n, masked)
-    acc = tl.dot(p.to(values.dtype), values, acc, input_precision=c.precision)
+    values = v.load(n0, cfg.block_n, masked)
+    acc = tl.dot(p.to(values.dtype), values, acc, input_precision=cfg.precision)
     return acc, l, m
 
 
 @triton.jit
-def finish(acc, l, m, out, lse, m0, scale, c):
+def finish(acc, l, m, out, lse, m0, scale, cfg):
     """Normalize a tile and write its output rows and natural-log LSE; a row without keys gets 0 and -inf."""
     acc, natural = softmax_end(acc, m, l, scale)
-    lse.store_numbers(m0, natural, c.block_m)
-    out.store(m0, acc, c.block_m)
+    lse.store_numbers(m0, natural, cfg.block_m)
+    out.store(m0, acc, cfg.block_m)
 
 
 # ----------------------------------------------------------------------------------------------------------- split tiles

@@ -15,19 +15,12 @@ from jfa.kernels.common.planner import Plan, plan_pass, plan_tiles
 from jfa.kernels.common.ragged import BILLION, ragged_descriptor, tma_ready
 from jfa.kernels.portable import config
 from jfa.kernels.portable.backward import delta_kernel, dkdv_kernel, dq_kernel
-from jfa.kernels.portable.config import LEAST_SIDE, Tile
+from jfa.kernels.portable.config import LEAST_SIDE, Config, Tile
 from jfa.kernels.portable.forward import forward_kernel
-from jfa.kernels.portable.resident import resident_kernel, shared_dq_kernel, sum_dq_kernel
+from jfa.kernels.portable.resident import SUM_BLOCK, resident_kernel, shared_dq_kernel, sum_dq_kernel
 
-KERNELS = {
-    "forward": forward_kernel,
-    "dq": dq_kernel,
-    "dkdv": dkdv_kernel,
-    "delta": delta_kernel,
-    "resident": resident_kernel,
-    "shared_dq": shared_dq_kernel,
-    "sum_dq": sum_dq_kernel,
-}
+ALL = forward_kernel, dq_kernel, dkdv_kernel, delta_kernel, resident_kernel, shared_dq_kernel, sum_dq_kernel
+KERNELS = {kernel.__name__: kernel for kernel in ALL}  # a name has a hash already, a kernel computes it in Python
 
 
 def columns(dim: int) -> int:
@@ -51,31 +44,17 @@ def boxes_of(rows: int, *packed: Tensor, heads: int = 1) -> tuple:
     return tuple(boxes)
 
 
-def constants(problem: Problem) -> dict:
-    """Return the constexprs that all kernels share."""
-    return _constants(_sizes(problem), problem.dtype == torch.float32)
-
-
-def _sizes(problem: Problem) -> tuple:
-    band = problem.band
-    return problem.group_size, problem.head_dim, problem.head_dim_v, band.has_lo, band.has_hi
-
-
-def _constants(sizes: tuple, full: bool) -> dict:
-    return dict(zip(("GROUP", "D", "DV", "HAS_LO", "HAS_HI"), sizes), PRECISION="tf32x3" if full else "tf32")
-
-
-def variant(name: str, problem: Problem, tile: Tile | None = None, **more) -> Variant:
-    """Return the kernel ``name`` for a problem's sizes and mask, with the launch options of ``tile`` and more constexprs."""
-    return _variant(name, _sizes(problem), problem.dtype == torch.float32, tile, **more)
+def constants(problem: Problem) -> tuple:
+    """Return the fields of a :class:`.config.Config` that follow from the problem alone, in their order."""
+    band, full = problem.band, problem.dtype == torch.float32
+    sizes = problem.group_size, problem.head_dim, problem.head_dim_v, band.has_lo, band.has_hi
+    return *sizes, "tf32x3" if full else "tf32"
 
 
 @cache
-def _variant(name: str, sizes: tuple, full: bool, tile: Tile | None, **more) -> Variant:
-    kernel = KERNELS[name]
-    known = _constants(sizes, full) | more
-    options = {p.name: known[p.name] for p in kernel.params if p.is_constexpr}
-    return Variant(kernel, **options, **(tile.launch if tile else {}))
+def variant(name: str, constants: tuple, tile: Tile | None = None, **more) -> Variant:
+    """Return the kernel ``name`` for a problem's :func:`constants` and ``more`` fields, with the launch options of ``tile``."""
+    return Variant(KERNELS[name], cfg=Config(*constants, **more), **(tile.launch if tile else {}))
 
 
 def grid_of(problem: Problem, plan: Plan) -> tuple[int]:
@@ -171,7 +150,8 @@ def forward(
         (out_box,) = boxes_of(tile.keep, out, heads=problem.group_size)
         tensors, boxes = (q, k, v, out, lse), (q_box, k_box, v_box, out_box)
         listed = plan.records, plan.counts, plan.chunks, plan.counters
-        variant("forward", problem, tile, BLOCK_M=tile.keep, BLOCK_N=tile.step, NEGATIVE=problem.sm_scale < 0).launch(
+        sides = dict(block_m=tile.keep, block_n=tile.step, negative=problem.sm_scale < 0, split=plan.chunks is not None)
+        variant("forward_kernel", constants(problem), tile, **sides).launch(
             problem.device,
             grid_of(problem, plan),
             *tensors,
@@ -224,7 +204,7 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, needs=(True, True,
 def delta_pass(problem: Problem, dout, dlse, out, delta) -> None:
     """Compute delta of every output row."""
     block = 64
-    variant("delta", problem, BLOCK_M=block).launch(
+    variant("delta_kernel", constants(problem), block_m=block).launch(
         problem.device,
         (cdiv(problem.rows_out, block) * problem.num_heads,),
         *(out, dout, dlse, delta),
@@ -239,7 +219,7 @@ def dq_pass(problem: Problem, dout, dlse, q, k, v, out, lse, delta, plan=None, t
     plan = plan or plan_tiles(problem, config.dq_cut(problem, tile))
     dq = empty_like(q)
     tensors = q, k, v, out, dout, lse, dlse, delta, dq
-    variant("dq", problem, tile, BLOCK_M=tile.keep, BLOCK_N=tile.step).launch(
+    variant("dq_kernel", constants(problem), tile, block_m=tile.keep, block_n=tile.step).launch(
         problem.device,
         grid_of(problem, plan),
         *tensors,
@@ -260,7 +240,7 @@ def dkdv_pass(
     plan = plan or plan_tiles(problem, config.dkdv_cut(problem, tile))
     dk, dv = empty_like(k), empty_like(v)
     tensors = q, k, v, dout, lse, delta, dk, dv
-    variant("dkdv", problem, tile, BLOCK_M=tile.step, BLOCK_N=tile.keep).launch(
+    variant("dkdv_kernel", constants(problem), tile, block_m=tile.step, block_n=tile.keep).launch(
         problem.device,
         grid_of(problem, plan),
         *tensors,
@@ -285,7 +265,7 @@ def resident_backward(
     dk, dv = empty_like(k), empty_like(v)
     partial = _new_partials(problem, workers, tile.keep)
     tensors = q, k, v, out, dout, lse, dlse, dk, dv, partial
-    variant("resident", problem, tile, BLOCK_M=tile.keep, BLOCK_N=tile.step, KEYS_FIRST=tile.keep < 64).launch(
+    variant("resident_kernel", constants(problem), tile, block_m=tile.keep, block_n=tile.step).launch(
         problem.device,
         (workers * problem.num_kv_heads,),
         *tensors,
@@ -308,7 +288,7 @@ def shared_dq(problem: Problem, dout, dlse, q, k, v, out, lse, delta, tile: Tile
     workers = min(problem.num_batches, max(1, sms * 2 // (count * problem.num_kv_heads)))
     partial = _new_partials(problem, workers, count * tile.keep)
     tensors = q, k, v, out, dout, lse, dlse, delta, partial
-    variant("shared_dq", problem, tile, BLOCK_M=tile.keep, BLOCK_N=tile.step).launch(
+    variant("shared_dq_kernel", constants(problem), tile, block_m=tile.keep, block_n=tile.step).launch(
         problem.device,
         (workers * count * problem.num_kv_heads,),
         *tensors,
@@ -330,10 +310,9 @@ def _new_partials(problem: Problem, workers: int, rows: int) -> Tensor:
 
 def _sum_partials(problem: Problem, partial: Tensor, q: Tensor, padded_rows: int, workers: int) -> Tensor:
     dq = empty_like(q)
-    block = 256
-    variant("sum_dq", problem, BLOCK=block, STEP=16).launch(
+    variant("sum_dq_kernel", constants(problem)).launch(
         problem.device,
-        (cdiv(padded_rows * columns(problem.head_dim), block) * problem.num_kv_heads,),
+        (cdiv(padded_rows * columns(problem.head_dim), SUM_BLOCK.value) * problem.num_kv_heads,),
         *(partial, dq),
         *(problem.rows_q, padded_rows),
         *(problem.num_kv_heads, workers),

@@ -8,7 +8,7 @@ dQ per program, which ``sum_dq_kernel`` adds in a fixed order. So the whole back
 form reads K, V, O, dO once.
 
 A Hopper tensor core needs at least 64 rows in a product's first operand. With fewer queries, keys are the rows of every
-product (KEYS_FIRST: scores and dQ are transposed).
+product (``keys_first``: scores and dQ are transposed).
 
 No ``from __future__ import annotations`` here: Triton reads the annotations as types.
 """
@@ -21,21 +21,8 @@ from jfa.kernels.common.nouns import Span, Tile, aggregate, load_tile
 from jfa.kernels.common.sequences import BandConstants, Offsets, Sequences, Sizes
 from jfa.kernels.common.softmax import at_most_one
 from jfa.kernels.common.units import zigzag_unit
-from jfa.kernels.portable.backward import Choices, Queries, dq_over_keys, side_of
-from jfa.kernels.portable.rows import Operand, Rows, contiguous, padded, positions
-
-# Numbers that change with the data: Triton would compile again for each that turns divisible by 16.
-RUNTIME = "batches rows_q rows_kv rows_out lo_start lo_end hi_start hi_end workers tiles piece".split()
-
-
-@aggregate
-class KeyRows:
-    """The keys of a sequence and their gradients in memory."""
-
-    k: Rows
-    v: Rows
-    dk: Rows
-    dv: Rows
+from jfa.kernels.portable.backward import Queries, dq_over_keys, side_of
+from jfa.kernels.portable.rows import RUNTIME, Operand, Rows, contiguous, padded, positions
 
 
 # ------------------------------------------------------------------------------------------------------------- resident
@@ -72,118 +59,77 @@ def resident_kernel(
     piece,
     scale,
     sm_scale,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    KEYS_FIRST: tl.constexpr,
-    HAS_LO: tl.constexpr,
-    HAS_HI: tl.constexpr,
-    PRECISION: tl.constexpr,
+    cfg: tl.constexpr,
 ):
-    """Walk over one worker's pieces of one key/value head."""
+    """Walk over one worker's pieces of at most ``piece`` keys of one key/value head, dealt in zigzag."""
     kv_head = tl.program_id(0) % num_kv_heads
-    c = Choices(BLOCK_M, BLOCK_N, GROUP, False, PRECISION)
-    out = contiguous(out_ptr, None, num_kv_heads, DV, GROUP, False)
-    dout = Operand(dout_ptr, None, (dout_row, dout_head), DV, GROUP, False)
+    G: tl.constexpr = cfg.group
+    M: tl.constexpr = cfg.block_m
+    out = contiguous(out_ptr, None, num_kv_heads, cfg.dim_v, G)
+    dout = Operand(dout_ptr, None, (dout_row, dout_head), cfg.dim_v, G, False)
     side = side_of(out, dout, lse_ptr, dlse_ptr, None, rows_out)
-    k = Operand(k_ptr, k_desc, (k_row, k_head), D, 1, False)
-    v = Operand(v_ptr, v_desc, (v_row, v_head), DV, 1, False)
-    dk = contiguous(dk_ptr, dk_desc, num_kv_heads, D, 1, False)
-    dv = contiguous(dv_ptr, dv_desc, num_kv_heads, DV, 1, False)
-    q = Operand(q_ptr, None, (q_row, q_head), D, GROUP, False).of(Span(rows_q * 0, rows_q), kv_head)
-    q = q.load(0, BLOCK_M, True)
-    pieces = Pieces(records, counts, tl.program_id(0) // num_kv_heads, workers, piece, HAS_LO, HAS_HI)
-    dq = walk(q, side, KeyOperands(k, v, dk, dv), pieces, kv_head, scale, sm_scale, c, KEYS_FIRST)
-    store_partial(dq_partial_ptr, dq, tl.program_id(0) * BLOCK_M, KEYS_FIRST)
-
-
-@aggregate
-class KeyOperands:
-    """Keys and values of all sequences, and the memory of their gradients."""
-
-    k: Operand
-    v: Operand
-    dk: Operand
-    dv: Operand
-
-
-@aggregate
-class Pieces:
-    """The list of pieces of at most ``length`` keys, and one worker's share of it."""
-
-    records: tl.tensor
-    counts: tl.tensor
-    worker: tl.tensor
-    workers: tl.tensor
-    length: tl.tensor
-    has_lo: tl.constexpr
-    has_hi: tl.constexpr
-
-
-@triton.jit
-def walk(q, side, keys, pieces, kv_head, scale, sm_scale, c, KEYS_FIRST: tl.constexpr):
-    """Write dK and dV of a worker's pieces, dealt in zigzag, and return their share of dQ / sm_scale."""
-    D: tl.constexpr = keys.k.dim
-    if KEYS_FIRST:
-        dq = tl.zeros([padded(D), c.block_m], tl.float32)
-    else:
-        dq = tl.zeros([c.block_m, padded(D)], tl.float32)
-    count = tl.load(pieces.counts + 1)
-    for done in range(tl.cdiv(count, pieces.workers)):
-        unit = zigzag_unit(done, pieces.worker, pieces.workers)
+    k = Operand(k_ptr, k_desc, (k_row, k_head), cfg.dim, 1, False)
+    v = Operand(v_ptr, v_desc, (v_row, v_head), cfg.dim_v, 1, False)
+    dk = contiguous(dk_ptr, dk_desc, num_kv_heads, cfg.dim, 1)
+    dv = contiguous(dv_ptr, dv_desc, num_kv_heads, cfg.dim_v, 1)
+    q = Operand(q_ptr, None, (q_row, q_head), cfg.dim, G, False).of(Span(rows_q * 0, rows_q), kv_head).load(0, M, True)
+    worker = tl.program_id(0) // num_kv_heads
+    dq = tl.zeros([padded(cfg.dim), M] if cfg.keys_first else [M, padded(cfg.dim)], tl.float32)
+    count = tl.load(counts + 1)
+    for done in range(tl.cdiv(count, workers)):
+        unit = zigzag_unit(done, worker, workers)
         if unit < count:
-            tile = load_tile(pieces.records, unit, pieces.has_lo, pieces.has_hi)
-            do, lse, delta = side.load(tile, 0, kv_head, c.block_m)
-            x = Queries(q, do, lse, delta, positions(0, c.block_m, c.group, False))
-            rows = keys_of(keys, tile, kv_head)
-            for n0 in range(tile.row, tl.minimum(tile.row + pieces.length, tile.kv.length), c.block_n):
-                dq = resident_block(dq, x, rows, n0, tile, scale, sm_scale, c, KEYS_FIRST)
-    return dq
+            tile = load_tile(records, unit, cfg.has_lo, cfg.has_hi)
+            do, lse, delta = side.load(tile, 0, kv_head, M)
+            x = Queries(q, do, lse, delta, positions(0, M, G, False))
+            # Keys that no query sees are not read: rows that no sequence covers, and those of a slot outside the output.
+            read = Span(tile.kv.begin, tl.where(tile.q.length > 0, tile.kv.length, 0))
+            keys = KeyRows(k.of(read, kv_head), v.of(read, kv_head), dk.of(tile.kv, kv_head), dv.of(tile.kv, kv_head))
+            for n0 in range(tile.row, tl.minimum(tile.row + piece, tile.kv.length), cfg.block_n):
+                dq = resident_block(dq, x, keys, n0, tile, scale, sm_scale, cfg)
+    store_partial(dq_partial_ptr, dq, tl.program_id(0) * M, cfg.keys_first)
+
+
+@aggregate
+class KeyRows:
+    """The keys of a sequence and their gradients in memory."""
+
+    k: Rows
+    v: Rows
+    dk: Rows
+    dv: Rows
 
 
 @triton.jit
-def keys_of(keys, tile, kv_head):
-    """Return the KeyRows of a sequence. Keys that no query sees are not read: zeros are written.
-
-    That is so in rows that no sequence covers, and where a slot is not inside the output.
-    """
-    read = Span(tile.kv.begin, tl.where(tile.q.length > 0, tile.kv.length, 0))
-    dk, dv = keys.dk.of(tile.kv, kv_head), keys.dv.of(tile.kv, kv_head)
-    return KeyRows(keys.k.of(read, kv_head), keys.v.of(read, kv_head), dk, dv)
-
-
-@triton.jit
-def resident_block(dq, x, keys, n0, tile, scale, sm_scale, c, KEYS_FIRST: tl.constexpr):
+def resident_block(dq, x, keys, n0, tile, scale, sm_scale, cfg):
     """Write dK and dV of the keys n0 .. n0 + BLOCK_N - 1 of one sequence, and add their share to dQ."""
-    k = keys.k.load(n0, c.block_n, True)
-    v = keys.v.load(n0, c.block_n, True)
-    key = n0 + tl.arange(0, c.block_n)
-    masked = tile.band.has_lo or tile.band.has_hi or (n0 + c.block_n > keys.k.span.length)
-    if KEYS_FIRST:
-        s = tl.dot(k, tl.trans(x.q), input_precision=c.precision)
+    k = keys.k.load(n0, cfg.block_n, True)
+    v = keys.v.load(n0, cfg.block_n, True)
+    key = n0 + tl.arange(0, cfg.block_n)
+    masked = tile.band.has_lo or tile.band.has_hi or (n0 + cfg.block_n > keys.k.span.length)
+    if cfg.keys_first:
+        s = tl.dot(k, tl.trans(x.q), input_precision=cfg.precision)
         p = at_most_one(tl.math.exp2(s * scale - x.lse[None, :]))
         if masked:
             p = tl.where(in_sight(tile, keys, x.position[None, :], key[:, None]), p, 0.0)
-        dv = tl.dot(p.to(x.do.dtype), x.do, input_precision=c.precision)
-        keys.dv.store(n0, dv, c.block_n)
-        dp = tl.dot(v, tl.trans(x.do), input_precision=c.precision)
+        dv = tl.dot(p.to(x.do.dtype), x.do, input_precision=cfg.precision)
+        keys.dv.store(n0, dv, cfg.block_n)
+        dp = tl.dot(v, tl.trans(x.do), input_precision=cfg.precision)
         ds = (p * (dp - x.delta[None, :])).to(x.q.dtype)
-        dk = tl.dot(ds, x.q, input_precision=c.precision)
-        dq = tl.dot(tl.trans(k), ds, dq, input_precision=c.precision)
+        dk = tl.dot(ds, x.q, input_precision=cfg.precision)
+        dq = tl.dot(tl.trans(k), ds, dq, input_precision=cfg.precision)
     else:
-        s = tl.dot(x.q, tl.trans(k), input_precision=c.precision)
+        s = tl.dot(x.q, tl.trans(k), input_precision=cfg.precision)
         p = at_most_one(tl.math.exp2(s * scale - x.lse[:, None]))
         if masked:
             p = tl.where(in_sight(tile, keys, x.position[:, None], key[None, :]), p, 0.0)
-        dv = tl.dot(tl.trans(p.to(x.do.dtype)), x.do, input_precision=c.precision)
-        keys.dv.store(n0, dv, c.block_n)
-        dp = tl.dot(x.do, tl.trans(v), input_precision=c.precision)
+        dv = tl.dot(tl.trans(p.to(x.do.dtype)), x.do, input_precision=cfg.precision)
+        keys.dv.store(n0, dv, cfg.block_n)
+        dp = tl.dot(x.do, tl.trans(v), input_precision=cfg.precision)
         ds = (p * (dp - x.delta[:, None])).to(x.q.dtype)
-        dk = tl.dot(tl.trans(ds), x.q, input_precision=c.precision)
-        dq = tl.dot(ds, k, dq, input_precision=c.precision)
-    keys.dk.store(n0, dk * sm_scale, c.block_n)
+        dk = tl.dot(tl.trans(ds), x.q, input_precision=cfg.precision)
+        dq = tl.dot(ds, k, dq, input_precision=cfg.precision)
+    keys.dk.store(n0, dk * sm_scale, cfg.block_n)
     return dq
 
 
@@ -242,49 +188,38 @@ def shared_dq_kernel(
     workers,
     tiles,
     scale,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    HAS_LO: tl.constexpr,
-    HAS_HI: tl.constexpr,
-    PRECISION: tl.constexpr,
+    cfg: tl.constexpr,
 ):
     """Sum one query tile's dQ over every workers-th sequence, and write delta of its rows for the pass over keys."""
     kv_head = tl.program_id(0) % num_kv_heads
-    m0 = tl.program_id(0) // num_kv_heads % tiles * BLOCK_M
+    G: tl.constexpr = cfg.group
+    M: tl.constexpr = cfg.block_m
+    m0 = tl.program_id(0) // num_kv_heads % tiles * M
     worker = tl.program_id(0) // num_kv_heads // tiles
-    c = Choices(BLOCK_M, BLOCK_N, GROUP, False, PRECISION)
     offsets = Offsets(key_offset, key_offset, output_offset)
-    band = BandConstants(lo_start, lo_end, hi_start, hi_end)
-    sequences = Sequences(offsets, Sizes(batches, rows_q, rows_kv, rows_out), band, True, HAS_LO, HAS_HI, False, 0)
-    out = contiguous(out_ptr, None, num_kv_heads, DV, GROUP, False)
-    dout = Operand(dout_ptr, None, (dout_row, dout_head), DV, GROUP, False)
+    sizes, band = Sizes(batches, rows_q, rows_kv, rows_out), BandConstants(lo_start, lo_end, hi_start, hi_end)
+    sequences = Sequences(offsets, sizes, band, True, cfg.has_lo, cfg.has_hi, False, 0)
+    out = contiguous(out_ptr, None, num_kv_heads, cfg.dim_v, G)
+    dout = Operand(dout_ptr, None, (dout_row, dout_head), cfg.dim_v, G, False)
     side = side_of(out, dout, lse_ptr, dlse_ptr, delta_ptr, rows_out)
-    k = Operand(k_ptr, k_desc, (k_row, k_head), D, 1, False)
-    v = Operand(v_ptr, v_desc, (v_row, v_head), DV, 1, False)
-    q = Operand(q_ptr, None, (q_row, q_head), D, GROUP, False).of(Span(rows_q * 0, rows_q), kv_head)
-    q = q.load(m0, BLOCK_M, True)
-    dq = dq_over_sequences(q, side, k, v, sequences, m0, worker, workers, kv_head, scale, c)
-    store_partial(dq_partial_ptr, dq, (worker * num_kv_heads + kv_head) * tiles * BLOCK_M + m0, False)
-
-
-@triton.jit
-def dq_over_sequences(q, side, k, v, sequences, m0, worker, workers, kv_head, scale, c):
-    """Return dQ / sm_scale of one tile of the shared query, summed over every workers-th sequence."""
-    D: tl.constexpr = k.dim
-    dq = tl.zeros([c.block_m, padded(D)], tl.float32)
-    for b in range(worker, sequences.rows.batches, workers):
+    k = Operand(k_ptr, k_desc, (k_row, k_head), cfg.dim, 1, False)
+    v = Operand(v_ptr, v_desc, (v_row, v_head), cfg.dim_v, 1, False)
+    q = Operand(q_ptr, None, (q_row, q_head), cfg.dim, G, False).of(Span(rows_q * 0, rows_q), kv_head).load(m0, M, True)
+    dq = tl.zeros([M, padded(cfg.dim)], tl.float32)
+    for b in range(worker, batches, workers):
         tile, _ = sequences.tile(b, False)
         tile = Tile(m0, tile.q, tile.kv, tile.out, tile.band, tile.pad_begin)
-        do, lse, delta = side.load(tile, m0, kv_head, c.block_m)
-        x = Queries(q, do, lse, delta, positions(m0, c.block_m, c.group, False))
-        dq = dq_over_keys(dq, x, k.of(tile.kv, kv_head), v.of(tile.kv, kv_head), tile, scale, c)
-    return dq
+        do, lse, delta = side.load(tile, m0, kv_head, M)
+        x = Queries(q, do, lse, delta, positions(m0, M, G, False))
+        dq = dq_over_keys(dq, x, k.of(tile.kv, kv_head), v.of(tile.kv, kv_head), tile, scale, cfg)
+    store_partial(dq_partial_ptr, dq, (worker * num_kv_heads + kv_head) * tiles * M + m0, False)
 
 
-@triton.jit(do_not_specialize=["rows_q", "padded_rows", "workers"])
+SUM_BLOCK = tl.constexpr(256)  # numbers of dQ that one program adds up
+SUM_STEP = tl.constexpr(16)  # workers at once
+
+
+@triton.jit(do_not_specialize=RUNTIME)
 def sum_dq_kernel(
     dq_partial_ptr,
     dq_ptr,
@@ -293,23 +228,20 @@ def sum_dq_kernel(
     num_kv_heads,
     workers,
     sm_scale,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
+    cfg: tl.constexpr,
 ):
-    """Add all workers' partial dQ [padded_rows, D] of one head, BLOCK numbers of it, always in the same order."""
-    BLOCK_D: tl.constexpr = padded(D)
+    """Add all workers' partial dQ [padded_rows, D] of one head, SUM_BLOCK numbers of it, always in the same order."""
+    BLOCK_D: tl.constexpr = padded(cfg.dim)
     kv_head = tl.program_id(0) % num_kv_heads
-    at = tl.program_id(0) // num_kv_heads * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0) // num_kv_heads * SUM_BLOCK + tl.arange(0, SUM_BLOCK)
     row = at // BLOCK_D
     column = at % BLOCK_D
-    keep = (row < rows_q * GROUP) & (column < D)
-    total = tl.zeros([BLOCK], tl.float32)
-    for w0 in range(0, workers, STEP):
-        w = w0 + tl.arange(0, STEP)
+    keep = (row < rows_q * cfg.group) & (column < cfg.dim)
+    total = tl.zeros([SUM_BLOCK], tl.float32)
+    for w0 in range(0, workers, SUM_STEP):
+        w = w0 + tl.arange(0, SUM_STEP)
         base = (tl.cast(w, tl.int64) * num_kv_heads + kv_head) * padded_rows * BLOCK_D
         mask = (w < workers)[:, None] & keep[None, :]
         total += tl.sum(tl.load(dq_partial_ptr + base[:, None] + at[None, :], mask=mask, other=0.0), 0)
-    place = ((row // GROUP) * (num_kv_heads * GROUP) + kv_head * GROUP + row % GROUP) * D + column
+    place = ((row // cfg.group) * (num_kv_heads * cfg.group) + kv_head * cfg.group + row % cfg.group) * cfg.dim + column
     tl.store(dq_ptr + place, (total * sm_scale).to(dq_ptr.dtype.element_ty), mask=keep)

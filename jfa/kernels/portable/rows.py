@@ -14,6 +14,9 @@ import triton.language as tl
 from jfa.kernels.common.nouns import Span, aggregate
 from jfa.kernels.common.ragged import load_box, store_box
 
+# Numbers that change with the data: Triton would compile again for each that turns divisible by 16.
+RUNTIME = "batches rows_q rows_kv rows_out padded_rows lo_start lo_end hi_start hi_end workers tiles piece".split()
+
 
 @triton.constexpr_function
 def padded(dim):
@@ -49,14 +52,14 @@ class Operand:
     """A tensor [rows, H, dim], or [rows, H] with ``dim`` 0.
 
     Attributes:
-        ptr: its first element.
+        ptr: its first element; None: there is no such tensor.
         desc: a ragged TMA descriptor of it (jfa.kernels.common.ragged), or None where pointers are used.
         strides: of rows and of heads, in elements; columns lie side by side.
         group: heads per key/value head: of the query side G, of the key side 1.
         boxed: the order of packed rows.
     """
 
-    ptr: tl.tensor
+    ptr: tl.core.base_value
     desc: tl.core.base_value
     strides: tl.tuple
     dim: tl.constexpr
@@ -134,12 +137,12 @@ class Rows:
 
 
 @triton.jit
-def per_row(ptr, rows, GROUP: tl.constexpr, BOXED: tl.constexpr):
+def per_row(ptr, rows, GROUP: tl.constexpr, BOXED: tl.constexpr = False):
     """Return a tensor [H, rows] of one number per row and head (LSE, delta) as an Operand."""
     return Operand(ptr, None, (1, tl.cast(rows, tl.int64)), 0, GROUP, BOXED)
 
 
 @triton.jit
-def contiguous(ptr, desc, kv_heads, D: tl.constexpr, GROUP: tl.constexpr, BOXED: tl.constexpr):
+def contiguous(ptr, desc, kv_heads, D: tl.constexpr, GROUP: tl.constexpr, BOXED: tl.constexpr = False):
     """Return a contiguous tensor [rows, kv_heads * GROUP, D] as an Operand."""
     return Operand(ptr, desc, (kv_heads * (GROUP * D), D), D, GROUP, BOXED)

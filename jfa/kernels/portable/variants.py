@@ -3,9 +3,11 @@ inputs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jfa.kernels.compile_config import CompileConfig, typed
 from jfa.kernels.portable.backward import dkdv_kernel, dq_kernel
-from jfa.kernels.portable.config import TILES
+from jfa.kernels.portable.config import TILES, Config
 from jfa.kernels.portable.forward import forward_kernel
 from jfa.kernels.portable.resident import resident_kernel
 
@@ -31,68 +33,67 @@ POINTER_SPILLS = {"forward-short": 40, "dq-short": 140, "dkdv": 540}
 SERIALIZED = ("forward-long", "wide-dkdv", "wide-dq", "dq-tiny", "dq-tiny-d64")
 TARGETS = {"wide-dkdv": (90,), "wide-dkdv-sm100": (100,), "resident-128": (90,), "resident-128-sm100": (100,)}
 # No gradient of the LSE, no mask, nothing split: what most calls are compiled for.
-USUAL = dict(dlse_ptr=None, chunks=None, GROUP=1, HAS_LO=False, HAS_HI=False, NEGATIVE=False, PRECISION="tf32")
+ABSENT = ("dlse_ptr", "chunks")
+USUAL = Config(1, 0, 0, False, False, "tf32")
 
 
 def compile_configs() -> list[CompileConfig]:
     """Return the variants that `jfa compile` reports."""
     return [
         _config("forward", "forward-short", 128),
-        _config("forward", "forward-short", 128, HAS_HI=True),
-        _config("forward", "forward-short", 128, GROUP=4),
+        _config("forward", "forward-short", 128, has_hi=True),
+        _config("forward", "forward-short", 128, group=4),
         _config("forward", "forward-brief", 128),
-        _config("forward", "forward-brief", 128, HAS_HI=True),
-        _config("forward", "forward-brief", 128, GROUP=4),
+        _config("forward", "forward-brief", 128, has_hi=True),
+        _config("forward", "forward-brief", 128, group=4),
         _config("forward", "forward-brief-d64", 64),
         _config("forward", "forward-long", 128),
         _config("forward", "forward-short", 64),
         _config("forward", "forward-shared-64", 128),
-        _config("forward", "forward-short", 128, SPLIT=True),
-        _config("forward", "forward-short", 128, POINTERS=True, HAS_HI=True),
+        _config("forward", "forward-short", 128, split=True),
+        _config("forward", "forward-short", 128, pointers=True, has_hi=True),
         _config("dkdv", "dkdv", 128),
-        _config("dkdv", "dkdv", 128, HAS_HI=True),
-        _config("dkdv", "dkdv", 128, GROUP=4),
-        _config("dkdv", "dkdv", 128, POINTERS=True, HAS_HI=True),
+        _config("dkdv", "dkdv", 128, has_hi=True),
+        _config("dkdv", "dkdv", 128, group=4),
+        _config("dkdv", "dkdv", 128, pointers=True, has_hi=True),
         _config("dkdv", "dkdv-d64", 64),
         _config("dkdv", "dkdv-brief-d64", 64),
         _config("dq", "dq-tiny", 128),
         _config("dq", "dq-tiny-d64", 64),
         _config("dq", "dq-short", 128),
-        _config("dq", "dq-short", 128, HAS_LO=True, HAS_HI=True),
-        _config("dq", "dq-short", 128, POINTERS=True, HAS_HI=True),
+        _config("dq", "dq-short", 128, has_lo=True, has_hi=True),
+        _config("dq", "dq-short", 128, pointers=True, has_hi=True),
         _config("dq", "dq-long", 128),
         _config("dq", "dq-short", 64),
         _config("dkdv", "wide-dkdv", 256),
-        _config("dkdv", "wide-dkdv", 256, HAS_HI=True),
+        _config("dkdv", "wide-dkdv", 256, has_hi=True),
         _config("dkdv", "wide-dkdv-sm100", 256),
         _config("dq", "wide-dq", 256),
-        _config("resident", "resident-64", 128, BLOCK_M=32, KEYS_FIRST=True),
-        _config("resident", "resident-128", 128, KEYS_FIRST=False),
-        _config("resident", "resident-128-sm100", 128, KEYS_FIRST=False),
+        _config("resident", "resident-64", 128, block_m=32),
+        _config("resident", "resident-128", 128),
+        _config("resident", "resident-128-sm100", 128),
     ]
 
 
-def _config(kind: str, row: str, dim: int, **more) -> CompileConfig:
-    kernel, tile, group = KERNELS[kind], TILES[row], more.get("GROUP", 1)
-    keep, step = ("BLOCK_N", "BLOCK_M") if kind == "dkdv" else ("BLOCK_M", "BLOCK_N")
-    known = USUAL | {keep: tile.keep, step: tile.step} | dict(D=dim, DV=dim)
-    known |= {n: x for n, x in more.items() if n not in ("SPLIT", "POINTERS")}
-    if "SPLIT" in more:
-        del known["chunks"]
+def _config(kind: str, row: str, dim: int, pointers: bool = False, **more) -> CompileConfig:
+    kernel, tile = KERNELS[kind], TILES[row]
+    keep, step = ("block_n", "block_m") if kind == "dkdv" else ("block_m", "block_n")
+    cfg = replace(USUAL, **({keep: tile.keep, step: tile.step, "dim": dim, "dim_v": dim} | more))
+    known = {n: None for n in ABSENT if n in kernel.arg_names and not (n == "chunks" and cfg.split)} | {"cfg": cfg}
     boxes = {}
     for name in (n for n in kernel.arg_names if n.endswith("_desc")):
         kept = kind == "forward" and name in ("q_desc", "out_desc")
-        heads, rows = group if kept or kind == "dkdv" else 1, tile.keep if kept else tile.step
-        there = "POINTERS" not in more and not (kind == "forward" and group > 1 and name == "q_desc")
+        heads, rows = cfg.group if kept or kind == "dkdv" else 1, tile.keep if kept else tile.step
+        there = not (pointers or kind == "forward" and cfg.group > 1 and name == "q_desc")
         boxes[name] = f"tensordesc<bf16[1, 1, {heads}, {rows // heads}, {dim}]>" if there else None
-    tag = "".join(f"-{n.lower()}" for n, on in more.items() if on is True and n != "KEYS_FIRST")
-    tag += f"-group{group}" if group > 1 else ""
+    tags = ["pointers"] * pointers + [name for name, on in more.items() if on is True]
+    tag = "".join(f"-{x}" for x in tags + [f"group{cfg.group}"] * (cfg.group > 1))
     return CompileConfig(
         name=f"portable-{row}-d{dim}{tag}",
-        **typed(kernel, {n: known[n] for n in kernel.arg_names if n in known}, boxes, aligned=True),
+        **typed(kernel, known, boxes, aligned=True),
         targets=TARGETS.get(row, (90, 100)),
         num_warps=tile.warps,
         options=dict(num_stages=tile.stages) | ({"maxnreg": tile.registers} if tile.registers else {}),
-        max_spill_bytes=(POINTER_SPILLS if "POINTERS" in more else SPILLS).get(row, 0),
+        max_spill_bytes=(POINTER_SPILLS if pointers else SPILLS).get(row, 0),
         serialized=row in SERIALIZED,
     )
