@@ -1,6 +1,6 @@
-"""All figures of the course, in one style that colour-blind readers can read, with their numbers as text.
+"""All figures of the course, in one style that color-blind readers can read, with their numbers as text.
 
-Colours are Okabe and Ito's (2008). Colour never carries a meaning alone: lines have markers, areas have hatches, blocks
+Colors are Okabe and Ito's (2008). Color never carries a meaning alone: lines have markers, areas have hatches, blocks
 have letters. A function returns a :class:`Picture`; as the last line of a notebook cell it shows the image with its
 values folded below, in a terminal it prints the values. matplotlib is imported on use, and figures are not registered
 with pyplot.
@@ -108,7 +108,7 @@ def lines(
     x: Sequence[float], series: Mapping[str, Sequence[float]], *, title: str, xlabel: str, ylabel: str,
     log_x: bool = False, log_y: bool = False, from_zero: bool = False,
 ) -> Picture:  # fmt: skip
-    """Draw one line per series over common x values, told apart by colour, marker and dashes."""
+    """Draw one line per series over common x values, told apart by color, marker and dashes."""
     figure, axes = canvas()
     for i, (name, y) in enumerate(series.items()):
         look = {"color": CYCLE[i % 7], "marker": MARKERS[i % 7], "linestyle": DASHES[i % 4]}
@@ -321,7 +321,7 @@ def panels(
 
 
 class Segment(NamedTuple):
-    """A stretch of a line: ``look`` picks colour and hatch; None is somebody else's, drawn pale and hatched."""
+    """A stretch of a line: ``look`` picks color and hatch; None is somebody else's, drawn pale and hatched."""
 
     start: float
     length: float
@@ -364,14 +364,14 @@ def _staggered(ticks: Sequence[float], last: float) -> list[str]:
 
 def _segment(axes: Axes, row: int, s: Segment, *, fits: bool) -> None:
     """Draw one stretch at a height of 0.8 about ``row``, with its words inside or above."""
-    colour = "#FFFFFF" if s.look is None else CYCLE[s.look % 7]
+    color = "#FFFFFF" if s.look is None else CYCLE[s.look % 7]
     look = {"hatch": "////", "edgecolor": "#888888"} if s.look is None else {"edgecolor": "white"}
-    axes.broken_barh([(s.start, s.length)], (row - 0.3, 0.6), facecolor=colour, **look)
+    axes.broken_barh([(s.start, s.length)], (row - 0.3, 0.6), facecolor=color, **look)
     place = {
         "ha": "center",
         "va": "center" if fits else "bottom",
         "fontsize": 8,
-        "color": _ink(colour) if fits else "black",
+        "color": _ink(color) if fits else "black",
     }
     back = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if fits and s.look is None else None
     axes.text(s.start + s.length / 2, row if fits else row - 0.32, s.words, bbox=back, **place)
@@ -390,7 +390,7 @@ def number_grids(
     Args:
         grids: heading -> numbers [rows, columns].
         signs: what stands behind each grid but the last: "+", "=".
-        looks: heading -> palette number of each cell; grids without one have the first colour.
+        looks: heading -> palette number of each cell; grids without one have the first color.
         masked: heading -> True for cells that are drawn pale and hatched.
     """
     arrays = {name: np.atleast_2d(np.asarray(grid)) for name, grid in grids.items()}
@@ -405,8 +405,8 @@ def number_grids(
         pale = np.broadcast_to(np.asarray((masked or {}).get(name, False), dtype=bool), grid.shape)
         top = (tall - grid.shape[0]) / 2
         for (i, j), number in np.ndenumerate(grid):
-            colour, hatch = (EMPTY_PLACE, "////") if pale[i, j] else (CYCLE[look[i, j] % 7], "")
-            _cells(axes, [(j, top + i)], colour, "" if pale[i, j] else str(number), hatch)
+            color, hatch = (EMPTY_PLACE, "////") if pale[i, j] else (CYCLE[look[i, j] % 7], "")
+            _cells(axes, [(j, top + i)], color, "" if pale[i, j] else str(number), hatch)
         axes.set(xlim=(-0.35, grid.shape[1] + 0.35), ylim=(tall, 0), aspect="equal")
         axes.set_axis_off()
         axes.set_title(name, fontsize=9)
@@ -516,20 +516,20 @@ def padded_and_packed(lengths: Sequence[int]) -> Picture:
     return Picture(figure, f"lengths {lengths}: {words}\noffsets {offsets.tolist()}")
 
 
-def _cells(axes: Axes, places: Sequence[tuple[float, float]], colour: str, text: str, hatch: str = "") -> None:
+def _cells(axes: Axes, places: Sequence[tuple[float, float]], color: str, text: str, hatch: str = "") -> None:
     """Draw unit squares at (x, y), each with the same short text."""
     from matplotlib.patches import Rectangle
 
     edge = "#BBBBBB" if hatch else "white"
     for x, y in places:
-        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor=edge, hatch=hatch, linewidth=0.8))
+        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=color, edgecolor=edge, hatch=hatch, linewidth=0.8))
         if text:
-            axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=_ink(colour), fontsize=8)
+            axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=_ink(color), fontsize=8)
 
 
-def _ink(colour: str) -> str:
-    """Return black or white, whichever reads better on the colour."""
-    r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+def _ink(color: str) -> str:
+    """Return black or white, whichever reads better on the color."""
+    r, g, b = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "black" if 0.299 * r + 0.587 * g + 0.114 * b > 140 else "white"
 
 
@@ -590,8 +590,8 @@ def block_map(kinds: Any, *, title: str, block_m: int, block_n: int) -> Picture:
     """Draw what each tile of scores needs (:func:`jfa.masks.block_kinds`): F no mask, P a mask, nothing where it is skipped."""
     kinds = np.asarray(kinds)
     figure, axes = canvas(max(4.5, 0.45 * kinds.shape[1] + 1.0), 0.45 * kinds.shape[0] + 1.1)
-    for kind, colour, letter, hatch in ((0, EMPTY_PLACE, "", ""), (1, ORANGE, "P", "///"), (2, BLUE, "F", "")):
-        _cells(axes, [(j, i) for i, j in zip(*np.nonzero(kinds == kind))], colour, letter, hatch)
+    for kind, color, letter, hatch in ((0, EMPTY_PLACE, "", ""), (1, ORANGE, "P", "///"), (2, BLUE, "F", "")):
+        _cells(axes, [(j, i) for i, j in zip(*np.nonzero(kinds == kind))], color, letter, hatch)
     axes.set(xlim=(0, kinds.shape[1]), ylim=(kinds.shape[0], 0), aspect="equal")
     axes.set_xticks(np.arange(kinds.shape[1]) + 0.5, range(kinds.shape[1]))
     axes.set_yticks(np.arange(kinds.shape[0]) + 0.5, range(kinds.shape[0]))
@@ -607,7 +607,7 @@ def owners(
 
     Args:
         grids: heading -> (owner numbers [query tiles, key tiles], name of what each row sums up to, name of what each column
-            sums up to); "" leaves that side out. A result whose tiles have one owner takes its colour, else it is hatched and
+            sums up to); "" leaves that side out. A result whose tiles have one owner takes its color, else it is hatched and
             says how many write to it.
     """
     arrays = {name: np.asarray(grid) for name, (grid, _, _) in grids.items()}
@@ -644,8 +644,8 @@ def _result(axes: Axes, line: np.ndarray, place: tuple[float, float], words: str
     """Draw a result as a box at ``place``, with an arrow in direction ``step`` from each of its writers; says who they are."""
     writers = sorted(set(line.tolist()))
     alone = len(writers) == 1
-    colour = CYCLE[writers[0] % 7] if alone else EMPTY_PLACE
-    _cells(axes, [place], colour, words if alone else f"{words}\n{len(writers)} add", hatch="" if alone else "////")
+    color = CYCLE[writers[0] % 7] if alone else EMPTY_PLACE
+    _cells(axes, [place], color, words if alone else f"{words}\n{len(writers)} add", hatch="" if alone else "////")
     for n, writer in enumerate(writers):
         along = (n + 1) / (len(writers) + 1)
         end = np.array(place) + along * (1 - np.array(step))
@@ -711,9 +711,9 @@ def band_planes(shown: Mapping[str, tuple[int, int, int, int]], *, title: str) -
         grid = (distance >= lo) & (distance <= hi)
         _grid(axes, grid)
         ends = np.array([0, len_q])
-        for c, edge, words, colour, dashes in ((lo, -1, "lo", VERMILLION, "-"), (hi, 1, "hi", GREEN, "--")):
+        for c, edge, words, color, dashes in ((lo, -1, "lo", VERMILLION, "-"), (hi, 1, "hi", GREEN, "--")):
             if -len_q < c < len_kv:
-                axes.plot(ends + c + edge, ends, color=colour, linestyle=dashes, linewidth=2, label=words, clip_on=True)
+                axes.plot(ends + c + edge, ends, color=color, linestyle=dashes, linewidth=2, label=words, clip_on=True)
         axes.set(xlim=(0, len_kv), ylim=(len_q, 0), aspect="equal")
         label(axes, f"{name}\nlo {_side(lo)}, hi {_side(hi)}", "key j", "query i")
         rows.append([name, len_q, len_kv, _side(lo), _side(hi), int(grid.sum()), int((~grid.any(1)).sum())])
@@ -809,7 +809,7 @@ def gantt(
     """Draw which worker ran which tile when, one panel per run over a common axis; a dashed line marks each run's end.
 
     Args:
-        runs: heading -> per worker its (tile, begin, end), in any order. Colour and hatch tell a worker's first tile from its
+        runs: heading -> per worker its (tile, begin, end), in any order. Color and hatch tell a worker's first tile from its
             second and so on; a tile's name is written into its box where it fits.
         bound: (x, words) of a dotted line that no run can end before.
     """
@@ -840,11 +840,11 @@ def gantt(
 def _gantt_line(axes: Axes, row: int, line: Sequence[tuple[str, float, float]], last: float) -> None:
     """Draw one worker's tiles at the height ``row``; ``last`` is the axis' end, which decides what fits into a box."""
     for n, (tile, begin, end) in enumerate(sorted(line, key=lambda t: t[1])):
-        colour, hatch = CYCLE[n % 7], HATCHES[n % 7]
-        axes.broken_barh([(begin, end - begin)], (row - 0.4, 0.8), facecolor=colour, hatch=hatch, edgecolor="white")
+        color, hatch = CYCLE[n % 7], HATCHES[n % 7]
+        axes.broken_barh([(begin, end - begin)], (row - 0.4, 0.8), facecolor=color, hatch=hatch, edgecolor="white")
         if (end - begin) / last * 95 >= len(tile) + 1:
-            back = {"facecolor": colour, "edgecolor": "none", "pad": 2.0}
-            look = {"ha": "center", "va": "center", "fontsize": 8, "color": _ink(colour), "bbox": back}
+            back = {"facecolor": color, "edgecolor": "none", "pad": 2.0}
+            look = {"ha": "center", "va": "center", "fontsize": 8, "color": _ink(color), "bbox": back}
             axes.text((begin + end) / 2, row, tile, **look)
 
 
@@ -873,7 +873,7 @@ def tmem_map(
     """Draw who holds which columns of tensor memory when: time to the right, columns upwards.
 
     Args:
-        holds: in any order. Colour and hatch tell owners apart, in the order of their first appearance.
+        holds: in any order. Color and hatch tell owners apart, in the order of their first appearance.
         columns: height of the map.
         span: (first, last) time that is shown; from the earliest begin to the latest end, unless given.
 
@@ -1039,19 +1039,19 @@ def race_clocks(error: Any, *, title: str = "two accesses that nothing orders") 
     for n in range(len(names)):
         axes.hlines(n, 0, most, color="#CCCCCC", linewidth=1)
     said = []
-    for when, touch, colour, marker, shift in zip(
+    for when, touch, color, marker, shift in zip(
         ("earlier", "later"), error.accesses, (BLUE, VERMILLION), "os", (-0.14, 0.14)
     ):
         what = f"{when}: {'write' if touch.write else 'read'} of {touch.buffer} by {touch.actor}"
         steps = [touch.clock[name] for name in names]
         rows = np.arange(len(names)) + shift
-        axes.plot(steps, rows, color=colour, marker=marker, linestyle="--" if when == "later" else "-", label=what)
+        axes.plot(steps, rows, color=color, marker=marker, linestyle="--" if when == "later" else "-", label=what)
         axes.plot(
             touch.clock[touch.line],
             names.index(touch.line) + shift,
             marker="*",
             markersize=17,
-            color=colour,
+            color=color,
             linestyle="",
         )
         said.append(what)
@@ -1078,7 +1078,7 @@ def _code(line: str) -> str:
     return code if len(code) <= 64 else code[:63] + "…"
 
 
-FOUND = {  # how a broken synchronization was found: letter, colour, hatch
+FOUND = {  # how a broken synchronization was found: letter, color, hatch
     "DeadlockError": ("D", BLUE, ""), "RaceError": ("R", VERMILLION, ""), "PoisonError": ("U", ORANGE, "..."),
     "PhaseError": ("P", GREEN, ""), "OverArrivalError": ("A", PURPLE, "xx"), "ExpectBytesError": ("B", SKY, "///"),
     "MissingFenceError": ("F", YELLOW, ""), "InFlightError": ("I", "#BBBBBB", ""), "wrong result": ("W", BLACK, ""),
@@ -1103,13 +1103,13 @@ def sweep_map(result: Any, *, title: str = "each synchronization broken in turn"
     figure, axes = canvas(9.0, 0.27 * len(sites) + 1.9)
     seen: dict[str, tuple] = {}
     for mutant in result.mutants:
-        letter, colour, hatch = look = FOUND.get(mutant.found, ("?", EMPTY_PLACE, ""))
+        letter, color, hatch = look = FOUND.get(mutant.found, ("?", EMPTY_PLACE, ""))
         seen.setdefault(mutant.found, look)
         place = faults.index(mutant.how), sites.index(mutant.site)
-        _cells(axes, [place], colour, "", hatch)
-        back = {"facecolor": colour, "edgecolor": "none", "pad": 1.5}
+        _cells(axes, [place], color, "", hatch)
+        back = {"facecolor": color, "edgecolor": "none", "pad": 1.5}
         axes.text(
-            place[0] + 0.5, place[1] + 0.5, letter, ha="center", va="center", fontsize=8, color=_ink(colour), bbox=back
+            place[0] + 0.5, place[1] + 0.5, letter, ha="center", va="center", fontsize=8, color=_ink(color), bbox=back
         )
     axes.set(xlim=(0, len(faults)), ylim=(len(sites), 0))
     axes.set_xticks(np.arange(len(faults)) + 0.5, faults)
@@ -1121,8 +1121,8 @@ def sweep_map(result: Any, *, title: str = "each synchronization broken in turn"
     from matplotlib.patches import Patch
 
     keys = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor="#888888", label=f"{letter}: {SAID.get(found, found)}")
-        for found, (letter, colour, hatch) in seen.items()
+        Patch(facecolor=color, hatch=hatch, edgecolor="#888888", label=f"{letter}: {SAID.get(found, found)}")
+        for found, (letter, color, hatch) in seen.items()
     ]
     if len(result.mutants) < len(sites) * len(faults):
         keys.append(Patch(facecolor="white", edgecolor="#888888", label="empty: does not apply"))

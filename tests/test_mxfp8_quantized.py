@@ -538,7 +538,7 @@ WRONG = {
     all_elsewhere: (ValueError, r"value is torch\.bfloat16 on meta, but query is torch\.bfloat16 on cpu"),
     half_beside: (
         TypeError,
-        r"query must be bfloat16, or quantized, too, beside quantized key and value; got torch\.float16",
+        r"query must be bfloat16, or quantized, too, next to quantized key and value; got torch\.float16",
     ),
     data_alone: (TypeError, r"key must be bfloat16, .*got torch\.float8_e4m3fn"),
     a_tuple: (TypeError, r"query must be a torch\.Tensor, got tuple"),

@@ -180,7 +180,7 @@ def test_no_figure_is_left_in_pyplot():
     assert plt.get_fignums() == before
 
 
-def test_series_are_told_apart_without_colour():
+def test_series_are_told_apart_without_color():
     picture = plots.lines([1, 2], {n: [1, 2] for n in "abcdefg"}, title="t", xlabel="x", ylabel="y")
     assert len({line.get_marker() for line in picture.figure.axes[0].lines}) == 7
     assert len(set(plots.CYCLE)) == len(set(plots.MARKERS)) == len(set(plots.HATCHES)) == 7
@@ -283,12 +283,12 @@ def test_ticks_that_stand_too_near_go_a_line_lower():
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0", "5", "38", "\n39", "56"]
 
 
-def test_columns_are_drawn_in_their_owners_colour_over_their_time():
+def test_columns_are_drawn_in_their_owners_color_over_their_time():
     axes = plots.tmem_map(HOLDS, title="t", columns=64).figure.axes[0]
     boxes = [(c.get_paths()[0].get_extents(), c.get_facecolor()[0].tolist()) for c in axes.collections if c.get_paths()]
     assert [b.bounds for b, _ in boxes] == [(0, 0, 4, 32), (2, 32, 6, 32), (4, 0, 5, 32)]  # by time: S, dV, dQ
-    colours = [colour for _, colour in boxes]
-    assert colours[0] == colours[1] != colours[2]
+    colors = [color for _, color in boxes]
+    assert colors[0] == colors[1] != colors[2]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["0", "32", "64"]
 
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 
 LENGTHS = [7, 3, 19, 5, 11]
-COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"]  # Okabe and Ito: distinct without colour vision too
+COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"]  # Okabe and Ito: distinct without color vision too
 CELL = 13
 BLOCK = 5  # tokens per tile, in this picture
 WIDTH = 1040  # room for the widest sans-serif fonts
@@ -31,9 +31,9 @@ def padded(x, y):
     longest = max(LENGTHS)
     waste = 1 - sum(LENGTHS) / (longest * len(LENGTHS))
     yield text(x, y - 10, f"padded: {longest * len(LENGTHS)} tokens, {waste:.1%} of them waste", weight="bold")
-    for row, (length, colour) in enumerate(zip(LENGTHS, COLOURS)):
+    for row, (length, color) in enumerate(zip(LENGTHS, COLOURS)):
         for column in range(longest):
-            fill = colour if column < length else "url(#waste)"
+            fill = color if column < length else "url(#waste)"
             yield rectangle(x + column * CELL, y + row * (CELL + 4), CELL, CELL, fill)
 
 
@@ -41,9 +41,9 @@ def packed(x, y):
     """Yield the same tokens one after another, and where each sequence begins."""
     yield text(x, y - 10, f"packed: {sum(LENGTHS)} tokens and {len(LENGTHS) + 1} offsets", weight="bold")
     offsets = [0, *accumulate(LENGTHS)]
-    for length, start, colour in zip(LENGTHS, offsets, COLOURS):
+    for length, start, color in zip(LENGTHS, offsets, COLOURS):
         for token in range(start, start + length):
-            yield rectangle(x + token * CELL, y, CELL, CELL + 6, colour)
+            yield rectangle(x + token * CELL, y, CELL, CELL + 6, color)
     for offset in offsets:
         yield f'<line x1="{x + offset * CELL}" y1="{y + 21}" x2="{x + offset * CELL}" y2="{y + 28}" stroke="#222222"/>'
         yield text(x + offset * CELL, y + 42, offset, size=12, anchor="middle")
@@ -53,12 +53,12 @@ def scores(x, y, cell):
     """Draw which tiles of the score matrix have work: one square per sequence, tiles that start where the sequence starts."""
     total = sum(LENGTHS)
     yield rectangle(x, y, total * cell, total * cell, "#f2f2f2", "#bbbbbb")
-    for length, start, colour in zip(LENGTHS, accumulate([0, *LENGTHS]), COLOURS):
+    for length, start, color in zip(LENGTHS, accumulate([0, *LENGTHS]), COLOURS):
         for row in range(0, length, BLOCK):
             for column in range(0, length, BLOCK):
                 height, width = min(BLOCK, length - row), min(BLOCK, length - column)
                 place = x + (start + column) * cell, y + (start + row) * cell
-                yield rectangle(*place, width * cell, height * cell, colour)
+                yield rectangle(*place, width * cell, height * cell, color)
 
 
 def picture():

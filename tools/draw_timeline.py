@@ -14,7 +14,7 @@ from jfa.kernels.blackwell.modelled import busy_share, forward_launch, plain_lau
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "timeline.png"
 CYCLES = 4500  # shown of each, from the middle of its run
-COLOURS = 64  # of the file: a few flat colours and their edges
+COLOURS = 64  # of the file: a few flat colors and their edges
 
 
 def lines():

@@ -83,7 +83,7 @@ def jagged_flash_attention(
     quantized along "head_dim", value along "tokens", for the offsets of this call, which may then be left out. They are
     multiplied as they are, the others must be bf16 and are encoded, ``precision`` is "mxfp8", and the output is bf16. The
     backward needs them along their other axis, too: ``quantize_jagged(x, offsets, axis, both=True)``, and ``x`` receives the
-    gradient, straight through the rounding. A gradient beside an input encoded along one axis only is an error. Their
+    gradient, straight through the rounding. A gradient next to an input encoded along one axis only is an error. Their
     offsets' contents are compared with the call's where ``check_offsets`` reads contents.
 
     Nested tensors (torch.jagged, [B, j, H, D] or transposed [B, H, j, D]) may stand for query, key and value; offsets are then

@@ -44,7 +44,7 @@ def check_arguments(
         else:
             _check_tensor(name, x)
     if names := quantized_names(query, key, value):
-        _check_beside_quantized(names, query=query, key=key, value=value)
+        _check_with_quantized(names, query=query, key=key, value=value)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dtype != query.dtype or x.device != query.device:
             raise ValueError(f"{name} is {x.dtype} on {x.device}, but query is {query.dtype} on {query.device}")
@@ -132,13 +132,13 @@ def quantized_names(query, key, value) -> tuple[str, ...]:
     return tuple(name for name, x in given if isinstance(x, BlockScaled))
 
 
-def _check_beside_quantized(names: tuple[str, ...], **inputs) -> None:
-    """Check what comes in 16 bits beside inputs in MXFP8, and that a gradient can be had if one is wanted."""
+def _check_with_quantized(names: tuple[str, ...], **inputs) -> None:
+    """Check what comes in 16 bits next to inputs in MXFP8, and that a gradient can be had if one is wanted."""
     one_way = one_way_names(**inputs)
-    beside = f"beside quantized {' and '.join(names)}"
+    company = f"next to quantized {' and '.join(names)}"
     for name, x in inputs.items():
         if name not in names and x.dtype != torch.bfloat16:
-            raise TypeError(f"{name} must be bfloat16, or quantized, too, {beside}; got {x.dtype}")
+            raise TypeError(f"{name} must be bfloat16, or quantized, too, {company}; got {x.dtype}")
         if not torch.is_grad_enabled():
             continue
         if name in names and x.data.requires_grad:
@@ -148,7 +148,7 @@ def _check_beside_quantized(names: tuple[str, ...], **inputs) -> None:
             )
         if one_way and needs_gradient(x):
             raise ValueError(
-                f"{name} requires a gradient {beside}, but a backward needs {' and '.join(one_way)} along the other axis, too: "
+                f"{name} requires a gradient {company}, but a backward needs {' and '.join(one_way)} along the other axis, too: "
                 "quantize_jagged(x, offsets, axis, both=True); or use torch.no_grad(), or bfloat16 inputs with precision='mxfp8'"
             )
 

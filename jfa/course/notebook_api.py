@@ -30,7 +30,7 @@ def check(number: str, answer: Any) -> Result:
         answer: the function (or kernel, or value) itself, not the result of calling it.
 
     Returns:
-        A Result, which a notebook shows in colours and words; outside of one it is printed.
+        A Result, which a notebook shows in colors and words; outside of one it is printed.
 
     Raises:
         LookupError: there is no such exercise.

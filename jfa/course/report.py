@@ -1,4 +1,4 @@
-"""The result of judging an answer, as text for a terminal and as HTML for a notebook. Every colour has a word beside
+"""The result of judging an answer, as text for a terminal and as HTML for a notebook. Every color has a word next to
 it."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HEADLINES = {
     NOT_STARTED: "not started",
     MISSING: "exercise missing",
 }
-_COLOURS = {
+_COLORS = {
     PASSED: "#009E73",
     WRONG: "#D55E00",
     WRONG_METHOD: "#E69F00",
@@ -107,10 +107,10 @@ class Result:
         return []
 
     def _repr_html_(self) -> str:
-        colour = _COLOURS[self.state]
-        head = f'<b style="color:{colour}">{escape(HEADLINES[self.state])}</b>'
+        color = _COLORS[self.state]
+        head = f'<b style="color:{color}">{escape(HEADLINES[self.state])}</b>'
         parts = [
-            f'<div role="status" style="border-left:6px solid {colour};padding:.4em .9em;margin:.3em 0">',
+            f'<div role="status" style="border-left:6px solid {color};padding:.4em .9em;margin:.3em 0">',
             f"<div>{escape(self.exercise)} {escape(self.title)}: {head}"
             f' <span style="opacity:.7">({escape(self._summary())})</span></div>',
         ]
@@ -127,8 +127,8 @@ class Result:
 
 
 def _html_check(check: Checked) -> str:
-    colour = {True: _COLOURS[PASSED], False: _COLOURS[WRONG], None: _COLOURS[MISSING]}[check.ok]
-    return f'{escape(check.name)} <b style="color:{colour}">{_SIGNS[check.ok]}</b>'
+    color = {True: _COLORS[PASSED], False: _COLORS[WRONG], None: _COLORS[MISSING]}[check.ok]
+    return f'{escape(check.name)} <b style="color:{color}">{_SIGNS[check.ok]}</b>'
 
 
 def _html_message(message: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Okabe-Ito colours, and a hatch or a height besides: colour alone must not carry the meaning
+# Okabe-Ito colors, and a hatch or a height besides: color alone must not carry the meaning
 LOOK = {
     "compute": {"facecolor": "#0072B2", "hatch": ""},
     "wait": {"facecolor": "#E69F00", "hatch": "////"},
@@ -135,10 +135,10 @@ def _write_names(ax: Any, lanes: list[Lane], lo: float, hi: float) -> dict[str, 
             for text in (name.words, name.words.split(" #")[0], brief[base] + index):
                 fitting = (place for place in places if (place[1] - place[0]) * wide > _width(text) + 3)
                 if place := next(fitting, None):
-                    left, right, y, colour = place
+                    left, right, y, color = place
                     middle = (left + right) / 2
-                    ax.text(middle, y, text, ha="center", va="center", fontsize=8, color=colour, clip_on=True)
-                    taken = taken if colour == "white" else middle + (_width(text) / 2 + 3) / wide
+                    ax.text(middle, y, text, ha="center", va="center", fontsize=8, color=color, clip_on=True)
+                    taken = taken if color == "white" else middle + (_width(text) / 2 + 3) / wide
                     if text == brief[base] + index and text != name.words.split(" #")[0]:
                         used[brief[base]] = base
                     break

@@ -1,4 +1,4 @@
-"""check(), hint() and progress() as a notebook uses them: the live function, remarks about what differs, words and colours."""
+"""check(), hint() and progress() as a notebook uses them: the live function, remarks about what differs, words and colors."""
 
 import functools
 import inspect

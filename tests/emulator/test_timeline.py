@@ -220,7 +220,7 @@ def one_copy_of(name, begins, occupied, under_way):
 
 
 def written(line, span=None):
-    """(words, colour, height in the lane) of each name in the picture, from left to right."""
+    """(words, color, height in the lane) of each name in the picture, from left to right."""
     texts = sorted((t for t in line.plot(span=span).axes[0].texts if t.get_text()), key=lambda t: t.get_position()[0])
     return [(t.get_text(), t.get_color(), t.get_position()[1]) for t in texts]
 
@@ -229,7 +229,7 @@ def test_a_name_stands_in_its_full_bar_if_it_fits_and_else_over_the_thin_one():
     wide = one_copy_of("keys[0]", (0, 2000), 900, 100)
     assert written(wide) == [("keys[0] #0", "white", 0), ("keys[0] #1", "white", 0)]
     thin = one_copy_of("keys[0]", (0, 2000), 40, 900)
-    assert [(words, colour) for words, colour, _ in written(thin)] == [("keys[0] #0", "black"), ("keys[0] #1", "black")]
+    assert [(words, color) for words, color, _ in written(thin)] == [("keys[0] #0", "black"), ("keys[0] #1", "black")]
     assert all(height < 0.1 for *_, height in written(thin)), "above the thin bar"
     narrow = one_copy_of("keys[0]", (0, 2000), 40, 160)
     assert [words for words, *_ in written(narrow)] == ["keys[0]", "keys[0]"]
