@@ -39,24 +39,27 @@ class Kind:
     order: tuple[str, ...]
 
 
-# Means are compared by products, so that a recorded call knows for which sizes the comparison holds.
-def _mean_at_most(most: int, rows: int, problem: Problem) -> bool:
+def mean_at_most(most: int, rows: int, problem: Problem) -> bool:
+    """Return whether sequences with ``rows`` rows in all have at most ``most`` on average.
+
+    It is a comparison of products, so that a recorded call knows for which sizes it holds.
+    """
     return rows <= most * max(1, problem.num_batches)
 
 
 def _few_queries(problem: Problem) -> bool:
-    few = _mean_at_most(FEW, problem.rows_q * problem.group_size, problem)
-    return not problem.broadcast_q and few and not _mean_at_most(FEW, problem.rows_kv, problem)
+    few = mean_at_most(FEW, problem.rows_q * problem.group_size, problem)
+    return not problem.broadcast_q and few and not mean_at_most(FEW, problem.rows_kv, problem)
 
 
 def _many_short(problem: Problem) -> bool:
     many = not problem.broadcast_q and problem.num_batches >= MANY
-    return many and _mean_at_most(SHORT, max(problem.rows_q, problem.rows_kv), problem)
+    return many and mean_at_most(SHORT, max(problem.rows_q, problem.rows_kv), problem)
 
 
 def _full_or_wide(problem: Problem) -> bool:
     """Return whether tiles of 64 packed rows are mostly full, or heads wide."""
-    full = problem.group_size > 1 or not _mean_at_most(TINY, max(problem.rows_q, problem.rows_kv), problem)
+    full = problem.group_size > 1 or not mean_at_most(TINY, max(problem.rows_q, problem.rows_kv), problem)
     return full or max(problem.head_dim, problem.head_dim_v) > WIDE
 
 

@@ -15,7 +15,7 @@ import torch
 from jfa.kernels.base import Problem
 from jfa.kernels.common.host import num_sms, padded_head_dim, power_of_two
 from jfa.kernels.common.planner import LEAST_CHUNK, Cut
-from jfa.kernels.preference import TINY
+from jfa.kernels.preference import TINY, mean_at_most
 
 
 @dataclass(frozen=True)
@@ -158,17 +158,16 @@ def typical_rows(problem: Problem) -> int:
     return problem.rows_q * problem.group_size // max(1, problem.num_batches)
 
 
-def mean_at_most(rows: int, problem: Problem) -> bool:
+def are_brief(rows: int, problem: Problem) -> bool:
     """Return whether a mean sequence has at most ``rows`` packed query rows of its own, and keys.
 
     One long sequence among many short ones has little weight in a mean, but its tiles end last: where a hint tells of more
-    than ``OUTLIER`` times as many rows the answer is no. Means are compared by products, so that a recorded call knows for
-    which sizes the comparison holds.
+    than ``OUTLIER`` times as many rows the answer is no.
     """
-    if problem.broadcast_q:
+    group = problem.group_size
+    if problem.broadcast_q or not mean_at_most(rows, max(problem.rows_q * group, problem.rows_kv), problem):
         return False
-    mean = max(problem.rows_q * problem.group_size, problem.rows_kv) <= rows * max(1, problem.num_batches)
-    return mean and max(problem.max_seq_len_q * problem.group_size, problem.max_seq_len_kv) <= OUTLIER * rows
+    return max(problem.max_seq_len_q * group, problem.max_seq_len_kv) <= OUTLIER * rows
 
 
 def width(problem: Problem) -> int:
@@ -184,7 +183,7 @@ def forward_row(problem: Problem) -> str:
         return "wide" if wide <= 256 else "widest"
     if problem.broadcast_q and rows <= RESIDENT_ROWS:
         return "forward-shared-64" if rows <= 64 else "forward-shared-128"
-    if mean_at_most(BRIEF, problem):
+    if are_brief(BRIEF, problem):
         return "forward-brief-d64" if wide <= 64 else "forward-brief"
     return "forward-long" if rows > LONG else "forward-short"
 
@@ -217,7 +216,7 @@ def dkdv_tile(problem: Problem) -> Tile:
     wide = width(problem)
     if wide > 128:
         return _wide_backward("wide-dkdv", problem)
-    row = "dkdv" if wide > 64 else "dkdv-brief-d64" if mean_at_most(BRIEF, problem) else "dkdv-d64"
+    row = "dkdv" if wide > 64 else "dkdv-brief-d64" if are_brief(BRIEF, problem) else "dkdv-d64"
     return fitted(TILES[row], problem, 2, 2)
 
 
@@ -238,7 +237,7 @@ def dq_tile(problem: Problem) -> Tile:
     wide = width(problem)
     if wide > 128:
         return _wide_backward("wide-dq", problem)
-    if mean_at_most(TINY, problem):
+    if are_brief(TINY, problem):
         row = "dq-tiny" if wide > 64 else "dq-tiny-d64"
     else:
         row = "dq-long" if typical_rows(problem) > LONG and wide > 64 else "dq-short"
