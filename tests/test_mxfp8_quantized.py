@@ -401,7 +401,7 @@ def test_a_gradient_that_is_asked_for_is_an_error():
         given[asks] = given[asks].clone().requires_grad_()
         for f in (jfa.jagged_flash_attention, jfa.explain):
             with pytest.raises(
-                ValueError, match=f"{EVERY[asks]} requires a gradient beside .* along the other axis, too"
+                ValueError, match=f"{EVERY[asks]} requires a gradient next to .* along the other axis, too"
             ):
                 f(*given)
         with torch.no_grad():
