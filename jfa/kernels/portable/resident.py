@@ -107,30 +107,27 @@ def resident_block(dq, x, keys, n0, tile, scale, sm_scale, cfg):
     v = keys.v.load(n0, cfg.block_n, True)
     key = n0 + tl.arange(0, cfg.block_n)
     masked = tile.band.has_lo or tile.band.has_hi or (n0 + cfg.block_n > keys.k.span.length)
-    if cfg.keys_first:
-        s = tl.dot(k, tl.trans(x.q), input_precision=cfg.precision)
-        p = at_most_one(tl.math.exp2(s * scale - x.lse[None, :]))
-        if masked:
-            p = tl.where(in_sight(tile, keys, x.position[None, :], key[:, None]), p, 0.0)
-        dv = tl.dot(p.to(x.do.dtype), x.do, input_precision=cfg.precision)
-        keys.dv.store(n0, dv, cfg.block_n)
-        dp = tl.dot(v, tl.trans(x.do), input_precision=cfg.precision)
-        ds = (p * (dp - x.delta[None, :])).to(x.q.dtype)
-        dk = tl.dot(ds, x.q, input_precision=cfg.precision)
-        dq = tl.dot(tl.trans(k), ds, dq, input_precision=cfg.precision)
-    else:
-        s = tl.dot(x.q, tl.trans(k), input_precision=cfg.precision)
-        p = at_most_one(tl.math.exp2(s * scale - x.lse[:, None]))
-        if masked:
-            p = tl.where(in_sight(tile, keys, x.position[:, None], key[None, :]), p, 0.0)
-        dv = tl.dot(tl.trans(p.to(x.do.dtype)), x.do, input_precision=cfg.precision)
-        keys.dv.store(n0, dv, cfg.block_n)
-        dp = tl.dot(x.do, tl.trans(v), input_precision=cfg.precision)
-        ds = (p * (dp - x.delta[:, None])).to(x.q.dtype)
-        dk = tl.dot(tl.trans(ds), x.q, input_precision=cfg.precision)
-        dq = tl.dot(ds, k, dq, input_precision=cfg.precision)
+    FIRST: tl.constexpr = cfg.keys_first
+    ip: tl.constexpr = cfg.precision
+    s = tl.dot(k, tl.trans(x.q), input_precision=ip) if FIRST else tl.dot(x.q, tl.trans(k), input_precision=ip)
+    p = at_most_one(tl.math.exp2(s * scale - per_query(x.lse, FIRST)))
+    if masked:
+        p = tl.where(in_sight(tile, keys, per_query(x.position, FIRST), per_query(key, not FIRST)), p, 0.0)
+    weights = p.to(x.do.dtype)
+    dv = tl.dot(weights if FIRST else tl.trans(weights), x.do, input_precision=ip)
+    keys.dv.store(n0, dv, cfg.block_n)
+    dp = tl.dot(v, tl.trans(x.do), input_precision=ip) if FIRST else tl.dot(x.do, tl.trans(v), input_precision=ip)
+    ds = (p * (dp - per_query(x.delta, FIRST))).to(x.q.dtype)
+    dk = tl.dot(ds if FIRST else tl.trans(ds), x.q, input_precision=ip)
+    dq = tl.dot(tl.trans(k), ds, dq, input_precision=ip) if FIRST else tl.dot(ds, k, dq, input_precision=ip)
     keys.dk.store(n0, dk * sm_scale, cfg.block_n)
     return dq
+
+
+@triton.jit
+def per_query(numbers, KEYS_FIRST: tl.constexpr):
+    """Return one number per query in the shape of the scores."""
+    return numbers[None, :] if KEYS_FIRST else numbers[:, None]
 
 
 @triton.jit
