@@ -30,6 +30,11 @@ REFUSED_EXPRESSIONS = (
 )  # fmt: skip
 _TYPE_NAMES = frozenset(name for name, value in vars(tl).items() if isinstance(value, tl.dtype))
 _RETURN_IN_A_LOOP = "Cannot have `return` statements inside `while` or `for` statements in triton."
+_RETURN_IN_A_TASK = "an async_task has no `return`: its code ends with its block, so put the rest of it under an `if`"
+_NOT_A_TASK = (
+    "Statements inside async_tasks() must be `with tlx.async_task(...)` blocks or constexpr if-guards around them: "
+    "move this one before the region or into a task"
+)
 _RETURNS = "__jfa_returns"  # the common type of what a function returns
 _LANGUAGES = ("tl", "tlx", "triton")  # names of modules, so no field of a config
 _NAMED_CALLS = re.compile(r"alloc|storage_alias|create_context|make_tensor_descriptor")
@@ -90,6 +95,11 @@ def _is_call_of(node, name):
 
 def _is_task(node):
     return isinstance(node, ast.With) and _is_call_of(node.items[0].context_expr, "async_task")
+
+
+def _nesting(target):
+    """Return what an assignment unpacks to: None for a name, a tuple of these for a tuple."""
+    return tuple(map(_nesting, target.elts)) if isinstance(target, ast.Tuple) else None
 
 
 def _is_constexpr(annotation):
@@ -317,6 +327,7 @@ class Rewriter(ast.NodeTransformer):
     def __init__(self, filename, base, features, missing=frozenset()):
         self.filename, self.base, self.features, self.missing = filename, base, features, missing
         self.loops, self.unrolled, self.counter, self.constexprs = 0, 0, 0, set()
+        self.tasks = 0  # how many async_task blocks are around this place
         self.branches = []  # (assignments if it is taken, if not) of each `if`
         self.bound = set()  # names of this function's own
         self.defined = set()  # names the compiler knows at this point: what a loop or branch may carry
@@ -373,13 +384,16 @@ class Rewriter(ast.NodeTransformer):
         return [_located(ast.Assign([name], common), first), *body, _located(ast.Return(ends), last)]
 
     def visit_Return(self, node):
-        if self.loops:
-            return self._refuse(node, _RETURN_IN_A_LOOP)
+        if self.loops or self.tasks:
+            return self._refuse(node, self._why_no_return())
         node = self.generic_visit(node)
         if self.unifies:
             value = ast.Constant(None) if node.value is None else node.value
             node.value = _call("__jfa_returned", value, ast.Name(_RETURNS, ast.Load()), at=node)
         return node
+
+    def _why_no_return(self):
+        return _RETURN_IN_A_LOOP if self.loops else _RETURN_IN_A_TASK
 
     def _unknown(self, statements):
         """Return the first name among those that the compiler looks up in these statements that means nothing, else None."""
@@ -425,6 +439,8 @@ class Rewriter(ast.NodeTransformer):
         target, value = node.targets[0], self.visit(copy.copy(written))
         if isinstance(target, ast.List):
             return self._refuse(node, "a list is no target of an assignment: write the names without brackets")
+        if any(isinstance(n, ast.Starred) for n in ast.walk(target)):
+            return self._refuse(node, "unsupported AST node type: Starred")
         if isinstance(target, ast.Subscript):
             return self._refuse(node, "__setitem__ is not supported in triton", "__jfa_refuse_use")
         if isinstance(target, ast.Attribute):
@@ -441,6 +457,8 @@ class Rewriter(ast.NodeTransformer):
             if _is_field(written):
                 value = _call("__jfa_field", value, ast.Constant(ast.unparse(written)), at=node)
             value = _call("__jfa_assign", value, at=node)
+        if isinstance(target, ast.Tuple) and _nesting(target) != (None,) * len(getattr(written, "elts", ())):
+            value = _call("__jfa_first_values", value, ast.Constant(_nesting(target)), at=node)
         node.value = value
         self.defined |= _assigned([node])
         self.sure |= _assigned([node])
@@ -570,6 +588,11 @@ class Rewriter(ast.NodeTransformer):
             node.value = _call("__jfa_field", node.value, ast.Constant(ast.unparse(node)), at=node)
         return self.generic_visit(node)
 
+    def visit_Tuple(self, node):
+        if any(isinstance(element, ast.Starred) for element in node.elts):
+            return self._refuse(node, "unsupported AST node type: Starred")
+        return self.generic_visit(node)
+
     def visit_List(self, node):
         node = self.generic_visit(node)
         if not isinstance(node.ctx, ast.Load):
@@ -621,8 +644,8 @@ class Rewriter(ast.NodeTransformer):
         unknown = self._unknown(node.body) or self._unknown(node.orelse)
         refusals += [(repr(NameError(f"{unknown.id} is not defined")), unknown.lineno)] if unknown is not None else []
         returns = [n for s in node.body + node.orelse for n in ast.walk(s) if isinstance(n, ast.Return)]
-        if self.loops and returns:
-            refusals.append((_RETURN_IN_A_LOOP, returns[0].lineno))
+        if (self.loops or self.tasks) and returns:
+            refusals.append((self._why_no_return(), returns[0].lineno))
         one_sided = (_assigned(node.body) ^ _assigned(node.orelse)) | _annotated(node.body + node.orelse)
         lost, condition = one_sided - self.defined, self._fresh("t")
         test = self.visit(node.test)
@@ -790,11 +813,14 @@ class Rewriter(ast.NodeTransformer):
         return _located(ast.Expr(_call("__jfa_assert", self.visit(node.test), message, at=node)), node)
 
     def visit_With(self, node):
+        if len(node.items) > 1:
+            return self._refuse(node, "a `with` of several contexts is not supported: nest them")
         if _is_task(node):
             return self._task(node)
         context = node.items[0].context_expr
-        node.body = self._block(node.body)
-        if _is_call_of(context, "async_tasks"):
+        is_region = _is_call_of(context, "async_tasks")
+        node.body = self._block(self._region(node.body) if is_region else node.body)
+        if is_region:
             node.items[0] = ast.withitem(self.visit(context), None)
             return node
         node.items[0] = ast.withitem(_call("__jfa_context", self.visit(context), at=node), None)
@@ -802,13 +828,27 @@ class Rewriter(ast.NodeTransformer):
 
     # ---- tasks
 
+    def _region(self, statements, guards=True):
+        """Return the statements of an async_tasks block: what is no task there is refused if it is reached."""
+        checked = []
+        for statement in statements:
+            if guards and isinstance(statement, ast.If):
+                statement.body = self._region(statement.body, False)
+                statement.orelse = self._region(statement.orelse, False)
+            elif not _is_task(statement):
+                statement = self._refuse(statement, _NOT_A_TASK)
+            checked.append(statement)
+        return checked
+
     def _task(self, node):
         """Turn `with tlx.async_task(…): body` into a function, and its registration with the enclosing async_tasks."""
         spec = node.items[0].context_expr
         owner = spec.func.value if isinstance(spec.func, ast.Attribute) else None
         private = sorted(_assigned(node.body))
         loops, self.loops = self.loops, 0
+        self.tasks += 1
         body = self._scope(node.body, keeps=False)
+        self.tasks -= 1
         self.loops = loops
         function = self._fresh("task")
         prologue = [

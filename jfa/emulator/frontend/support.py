@@ -50,10 +50,18 @@ class Sequence(tuple):
     __lt__ = __le__ = __gt__ = __ge__ = _refused
 
     def __add__(self, other):
-        return Sequence(tuple(self) + tuple(other))
+        return Sequence(tuple(self) + _without_none(other))
 
     def __radd__(self, other):
-        return Sequence(tuple(other) + tuple(self))
+        return Sequence(tuple(other) + _without_none(self))
+
+    @property
+    def count(self):
+        raise AttributeError("'tuple' object has no attribute count")
+
+    @property
+    def index(self):
+        raise AttributeError("'tuple' object has no attribute index")
 
     def __mul__(self, count):
         return Sequence(tuple(self) * int(_unwrap(count)))
@@ -65,6 +73,21 @@ class Sequence(tuple):
     @property
     def values(self):
         return list(self)
+
+
+def first_values(value, targets):
+    """Return of a tuple those values that `targets` names (None: a name; a tuple: more of them); the compiler ignores the rest."""
+    if not isinstance(value, tuple | tl.tuple):
+        return value
+    values = tuple(value)[: len(targets)]
+    return tuple(v if t is None else first_values(v, t) for v, t in zip(values, targets))
+
+
+def _without_none(added):
+    """Return the right side of a tuple's `+`; the compiler asks each of its elements for a type, and None has none."""
+    if any(_unwrap(item) is None for item in added):
+        refuse_use("a tuple that holds None cannot be added to another one: write the elements of both out")
+    return tuple(added)
 
 
 def sequence(values):
@@ -488,6 +511,8 @@ def is_(left, right):
 
 def check(condition, message=""):
     """Check an `assert` of a kernel."""
+    if isinstance(condition, tuple | tl.tuple):
+        raise TypeError(f"cannot convert {condition!r} to a condition: assert something of its elements")
     if check_defined(marks_of(condition), "assert"):
         return
     held = condition.data.all() if _is_value(condition) else builtins.bool(_unwrap(condition))
@@ -859,6 +884,7 @@ HELPERS = {
     "positive": positive,
     "is": is_,
     "assert": check,
+    "first_values": first_values,
     "iterate": iterate,
     "static_range": StaticRange,
     "looks": looks,

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 Value = Any
 """What a kernel hands over: a block, a scalar, a constexpr or a Python value."""
 
+LEFT_OUT: Any = object()
+"""The default of optional parameters whose explicit None the compiler refuses: to TLX's Python it is a constexpr, not None."""
+
 F = TypeVar("F", bound=Callable)
 
 _constexpr = tl.constexpr
@@ -114,8 +117,8 @@ def truth(x: Value) -> bool:
 
 
 def predicate(x: Value) -> bool:
-    """Return a `pred` argument: None, or an int1 that the kernel computes."""
-    if x is None:
+    """Return a `pred` argument: left out, or an int1 that the kernel computes."""
+    if x is LEFT_OUT:
         return True
     if not isinstance(x, tl.tensor):
         raise AttributeError(f"`pred` must be a value that the kernel computes, not the constant {plain(x)!r}")

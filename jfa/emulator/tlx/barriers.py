@@ -10,7 +10,7 @@ from .. import errors
 from ..frontend import values
 from ..locations import here, show
 from ..machine import MBarrier, limits, sync
-from .api import Value, api, begin, constant, integer, plain, predicate, running, wants_constants
+from .api import LEFT_OUT, Value, api, begin, constant, integer, plain, predicate, running, wants_constants
 from .types import storage_kind
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _word(x: Value, name: str) -> int:
 
 
 @api
-def barrier_wait(bar: mbarrier, phase: Value, pred: Value = None) -> None:
+def barrier_wait(bar: mbarrier, phase: Value, pred: Value = LEFT_OUT) -> None:
     """Wait until the phase of that parity has completed (a fresh barrier passes 1 and blocks on 0)."""
     assert bar.rank is None, (
         "barrier_wait does not support remote_view of mbarrier. Use local mbarrier only (storage must be smem, not smemCluster)."
@@ -171,7 +171,9 @@ def barrier_wait(bar: mbarrier, phase: Value, pred: Value = None) -> None:
 
 @wants_constants(arrive_count=1)
 @api
-def barrier_arrive(bar: mbarrier, arrive_count: Value = 1, remote_cta_rank: Value = None, pred: Value = None) -> None:
+def barrier_arrive(
+    bar: mbarrier, arrive_count: Value = 1, remote_cta_rank: Value = LEFT_OUT, pred: Value = LEFT_OUT
+) -> None:
     """Arrive `arrive_count` times, at this CTA's barrier or the same barrier of another CTA of the cluster."""
     assert bar.rank is None, (
         "barrier_arrive does not allow users to pass a remote_view of mbarrier. Remote view is done inside barrier_arrive"
@@ -181,6 +183,12 @@ def barrier_arrive(bar: mbarrier, arrive_count: Value = 1, remote_cta_rank: Valu
     count = integer(constant(arrive_count, "arrive_count"))
     if count < 1:
         raise ValueError(f"arrive_count must be positive, got {count}")
+    if remote_cta_rank is LEFT_OUT:
+        remote_cta_rank = None
+    else:
+        assert remote_cta_rank is not None, (
+            "remote_cta_rank must be a number, or be left out: the compiler refuses None"
+        )
     _refuse_remote_alone(task, remote_cta_rank, "barrier_arrive")
     fault = task.machine.scheduler.step(task, "barrier_arrive", bar.array.name, where)
     if fault == "drop" or not predicate(pred):
@@ -193,7 +201,7 @@ def barrier_arrive(bar: mbarrier, arrive_count: Value = 1, remote_cta_rank: Valu
 
 @wants_constants(size=1)
 @api
-def barrier_expect_bytes(bar: mbarrier, size: Value, pred: Value = None) -> None:
+def barrier_expect_bytes(bar: mbarrier, size: Value, pred: Value = LEFT_OUT) -> None:
     """Arrive once and announce `size` bytes that copies will deliver in this phase."""
     task, where, fault = begin("barrier_expect_bytes", bar.array.name)
     size = integer(constant(size, "size"))

@@ -20,7 +20,7 @@ from ..locations import here, show
 from ..machine import limits, smem_view, sync, tmem_columns, tmem_view
 from ..machine.storage import Storage
 from ..undefined import MARK, check, mark, union
-from .api import Value, api, begin, constant, integer, integers, plain, running, wants_constants
+from .api import LEFT_OUT, Value, api, begin, constant, integer, integers, plain, running, wants_constants
 from .types import layout_encoding, reuse_group_type, storage_kind
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 Element: TypeAlias = "buffered_tensor | reuse_group"
 
 _ALIGN = 128  # bytes between two SMEM allocations
-_NOT_GIVEN = object()  # default of what the compiler refuses to be given as None
 _SLICES = ("slice", "columns")  # what views that show a part of each row or column are remembered under
 _SWIZZLE_LEAST = 16  # bytes of a row that a tile in SMEM of two or more dimensions must have to be read by TMA or MMA
 _SWIZZLE_ROWS = 8  # of a tile in SMEM: the pattern of its swizzle, which a slice must not cut
@@ -451,7 +450,7 @@ def local_alloc(
     num: Value,
     storage: Any = storage_kind.smem,
     reuse: Any = None,
-    layout: Any = _NOT_GIVEN,
+    layout: Any = LEFT_OUT,
     _name: str = "buffer",
 ) -> buffered_tensor:
     """Allocate `num` tiles of `shape` and dtype in SMEM or TMEM.
@@ -471,7 +470,7 @@ def local_alloc(
             f"storage must be a tlx.storage_kind, got {storage!r}: the compiler compares it with tlx.storage_kind.smem, "
             "and puts what differs into tensor memory"
         )
-    has_layout, layout = layout is not _NOT_GIVEN, None if layout is _NOT_GIVEN else plain(layout)
+    has_layout, layout = layout is not LEFT_OUT, None if layout is LEFT_OUT else plain(layout)
     if has_layout:
         if storage != storage_kind.smem:
             raise NotImplementedError("User-specified layout encoding is only supported for shared memory (smem)")
@@ -724,10 +723,10 @@ def local_reshape(src: Any, shape: Any) -> buffered_tensor:
 
 
 @api
-def local_reinterpret(src: Any, dtype: Any, shape: Any = _NOT_GIVEN) -> buffered_tensor:
+def local_reinterpret(src: Any, dtype: Any, shape: Any = LEFT_OUT) -> buffered_tensor:
     """Return the same bytes under another dtype, and in SMEM another shape. An array of tiles becomes one contiguous tile."""
     dtype = values.triton_dtype(values.dtype_name(plain(dtype)))
-    if shape is _NOT_GIVEN:
+    if shape is LEFT_OUT:
         shape = list(src.shape)
     elif plain(shape) is None:
         raise TypeError("local_reinterpret takes no None for its shape: leave it out")

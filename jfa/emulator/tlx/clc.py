@@ -11,7 +11,7 @@ import triton.language as tl
 from ..frontend import values
 from ..machine import engines, smem_view, sync
 from ..machine.storage import Storage
-from .api import Value, api, begin, constant, integer, running, truth
+from .api import LEFT_OUT, Value, api, begin, constant, integer, running, truth
 from .barriers import BarrierArray, barrier_arrive, barrier_expect_bytes, barrier_wait, mbarrier
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def clc_consumer(
     barrier_wait(context._clc_mbars_full.at(k), p_consumer)
     ids = _clc_query(context._clc_responses.at(k))
     if integer(ids[0]) >= 0:
-        barrier_arrive(context._clc_mbars_empty.at(k), 1, 0 if truth(multi_ctas) else None)
+        barrier_arrive(context._clc_mbars_empty.at(k), 1, 0 if truth(multi_ctas) else LEFT_OUT)
     return ids if truth(return_3d) else ids[0]
 
 

@@ -15,7 +15,7 @@ from ..frontend import access, values
 from ..locations import show
 from ..machine import engines, sync
 from ..undefined import check
-from .api import Value, api, begin, constant, integer, integers, plain, predicate, truth
+from .api import LEFT_OUT, Value, api, begin, constant, integer, integers, plain, predicate, truth
 
 if TYPE_CHECKING:
     from ..locations import Where
@@ -70,7 +70,7 @@ def async_descriptor_load(
     result: buffered_tensor,
     offsets: Any,
     barrier: mbarrier,
-    pred: Value = None,
+    pred: Value = LEFT_OUT,
     cache_modifier: Any = "",
     eviction_policy: Any = "",
     multicast_targets: Any = (),
@@ -158,9 +158,12 @@ def async_descriptor_store_wait(pendings: Value = 0) -> None:
 
 
 @api
-def async_descriptor_prefetch_tensor(desc: Any, offsets: Any, pred: Value = None, eviction_policy: Any = "") -> None:
+def async_descriptor_prefetch_tensor(
+    desc: Any, offsets: Any, pred: Value = LEFT_OUT, eviction_policy: Any = ""
+) -> None:
     """Take a hint: bring the box into the L2 cache. Changes nothing here."""
     assert len(offsets) == len(desc.block_shape), f"expected {len(desc.block_shape)} offsets, but got {len(offsets)}"
+    predicate(pred)
     begin("async_descriptor_prefetch_tensor", "")
 
 
@@ -274,9 +277,16 @@ def _bulk_load(src: Any, result: buffered_tensor, mask: Any, other: Value, bulk_
     engines.tma_load(task, fetch, [(tile.view, result.name, bar)], size, where, result.name)
 
 
+def _check_tokens(tokens: Any) -> None:
+    for token in plain(tokens):
+        if not isinstance(token, async_token):
+            raise TypeError(f"tokens are what async_load and async_load_commit_group return, not {token!r}")
+
+
 @api
 def async_load_commit_group(tokens: Any = ()) -> async_token:
     """Close the group of this task's async_loads so far."""
+    _check_tokens(tokens)
     task, where, fault = begin("async_load_commit_group", "")
     if fault != "drop":
         engines.commit_group(task)
@@ -286,6 +296,7 @@ def async_load_commit_group(tokens: Any = ()) -> async_token:
 @api
 def async_load_wait_group(pendings: Value, tokens: Any = ()) -> async_token:
     """Wait until at most `pendings` groups of this task are outstanding."""
+    _check_tokens(tokens)
     task, where, fault = begin("async_load_wait_group", "")
     if fault != "drop":
         engines.wait_group(task, integer(constant(pendings, "pendings")), where)

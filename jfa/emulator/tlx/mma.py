@@ -16,7 +16,7 @@ from ..frontend.carry import carries, itself
 from ..locations import show
 from ..machine import MBarrier, engines, sync
 from ..undefined import MARK, everywhere, mark, product, union
-from .api import Value, api, begin, constant, integer, plain, predicate, running, truth
+from .api import LEFT_OUT, Value, api, begin, constant, integer, plain, running, truth
 from .buffers import buffered_tensor
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def async_dot(
     B: Any,
     acc: Any = None,
     use_acc: Value = None,
-    pred: Value = None,
+    pred: Value = LEFT_OUT,
     mBarriers: Any = (),
     two_ctas: Value = False,
     force_async: Value = False,
@@ -146,10 +146,17 @@ def _check_accumulator(acc: Any, m: int, n: int, two: bool, where: Where) -> Non
         acc.allocation.set_mode("plain")
 
 
+def _refuse_pred(pred: Value) -> None:
+    assert pred is LEFT_OUT, (
+        "TLX hands `pred` of a product to the compiler as it is, which takes no value of a kernel: use `if`"
+    )
+
+
 def _tcgen05(
     A: Any, B: Any, acc: Any, use_acc: Value, pred: Value, bars: Sequence[mbarrier], two: bool, force_async: bool
 ) -> None:
     task, where, fault = begin("async_dot" if bars else "async_dot_waited", acc.name)
+    _refuse_pred(pred)
     if not isinstance(A, buffered_tensor):
         raise AssertionError("register operand is not supported on Blackwell")
     if B.space != "smem":
@@ -159,13 +166,13 @@ def _tcgen05(
     pair = _pair(task, two, where)
     waits = not (bars or force_async)
     if two and task.cta.rank % 2:  # only the leader of a pair issues
-        _wait_for_pair(task, waits and predicate(pred), where)
+        _wait_for_pair(task, waits, where)
         return None
     m, k, n = A.shape[0], A.shape[1], B.shape[1] * len(pair)
     As, Bs, Cs = ([x.twin(task, cta, where) for cta in pair] for x in (A, B, acc))
     for c in Cs:
         _check_accumulator(c, m, n, two, where)
-    if fault == "drop" or not predicate(pred):
+    if fault == "drop":
         return None
     targets = [] if fault == "nobar" else _commit_targets(task, bars, pair, where)
     targets += _pair_barriers(pair) if two and waits else []
@@ -375,7 +382,7 @@ def async_dot_scaled(
     B_scale: Any,
     B_format: Any,
     use_acc: Value = None,
-    pred: Value = None,
+    pred: Value = LEFT_OUT,
     mBarriers: Any = (),
     two_ctas: Value = False,
     force_async: Value = False,
@@ -391,13 +398,14 @@ def async_dot_scaled(
     assert B.space == "smem", "input must be a shared memory tensor"
     assert a_format in _FORMATS, f"Unsupported A_format: {a_format}"
     assert b_format in _FORMATS, f"Unsupported B_format: {b_format}"
+    _refuse_pred(pred)
     two, bars = truth(two_ctas), plain(mBarriers)
     assert not two or A.shape[0] == 128, f"async_dot_scaled of two CTAs takes 128 rows of each, got {A.shape[0]}"
     task, where, fault = begin("async_dot_scaled" if bars else "async_dot_waited", acc.name)
     waits = not (bars or truth(force_async))
     pair = _pair(task, two, where)
     if two and task.cta.rank % 2:
-        _wait_for_pair(task, waits and predicate(pred), where)
+        _wait_for_pair(task, waits, where)
         return None
     m, n = A.shape[0], B.shape[1] * len(pair)
     k = A.shape[1] * (2 if a_format == "e2m1" else 1)
@@ -408,7 +416,7 @@ def async_dot_scaled(
         _check_accumulator(c, m, n, two, where)
     for scales in (*SAs, *SBs):
         scales.allocation.scales_taken = True
-    if fault == "drop" or not predicate(pred):
+    if fault == "drop":
         return None
     targets = [] if fault == "nobar" else _commit_targets(task, bars, pair, where)
     targets += _pair_barriers(pair) if two and waits else []

@@ -79,11 +79,15 @@ class async_tasks:
 def _run(region: async_tasks, task: Task) -> None:
     task.regions.remove(region)
     entries = region.entries
+    assert entries, "async_tasks() without a task in it"
     if all(entry[0].is_default for entry in entries):  # nothing to specialize: the code runs in place
         for _, body, _, _ in entries:
             body()
         return
     where = entries[0][3]
+    assert task.parent is None, (
+        "async_tasks() inside an async_task: the compiler specializes warps once, at the outermost level"
+    )
     task.cta.stays = task.cta.stays and not region.no_ending_cluster_sync
     _check(task, [entry[0] for entry in entries], where)
     specs: list[tuple[str, Callable, int, int]] = []

@@ -111,3 +111,10 @@ def test_uses_of_every_width(dtype, use):
     lines = _TEXT.replace("    r = EXPRESSION\n    tl.store(o + i, r.to(tl.float32))\n", f"    {statement}\n")
     found = [str(f) for f in _run(lines, dtype)]
     assert len(found) == 1 and re.search(phrase, found[0]) and "u = tl.load(x + i, mask=i < n)" in found[0]
+
+
+def test_an_undefined_offset_is_no_second_mistake():
+    """The report is about the load; whether the offset that the register happens to hold is aligned says nothing."""
+    lines = "e = tl.make_tensor_descriptor(y, [16], [1], [N])\n    tl.store(o + i, e.load([tl.sum(u.to(tl.int32), 0)]))"
+    (found,) = _run(_TEXT.replace("r = EXPRESSION\n    tl.store(o + i, r.to(tl.float32))", lines), "fp32")
+    assert type(found) is PoisonError and "descriptor's offset" in str(found) and "# the origin" in str(found)

@@ -10,7 +10,7 @@ import triton.language as tl
 import jfa.emulator
 from jfa.emulator import errors
 from jfa.emulator import tlx as emulated
-from jfa.emulator.tlx.buffers import _NOT_GIVEN
+from jfa.emulator.tlx.api import LEFT_OUT
 
 wheel = pytest.importorskip("triton.language.extra.tlx")
 if not triton.__version__.endswith("+fb"):
@@ -56,7 +56,7 @@ def test_parameters_are_the_wheel_s(name):
         if want is inspect.Parameter.empty:
             continue  # ours may be more generous: async_descriptor_store_wait() is fine
         want = getattr(want, "value", want)
-        got = None if got is _NOT_GIVEN else getattr(got, "value", got)
+        got = None if got is LEFT_OUT else getattr(got, "value", got)
         assert (list(got) if isinstance(got, (list, tuple)) else got) == (
             list(want) if isinstance(want, (list, tuple)) else want
         )
