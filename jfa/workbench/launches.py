@@ -37,7 +37,12 @@ BANDS = {
 }
 HEADS = ((4, 4), (4, 1), (3, 3), (8, 8), (16, 4))
 BLOCK = 128  # of block lists
-TILES = ("BLOCK_M", "BLOCK_N")  # of the portable kernels, smaller on the emulator unless they are asked for
+TILES = (
+    "BLOCK_M",
+    "BLOCK_N",
+    "block_m",
+    "block_n",
+)  # of the portable kernels, smaller on the emulator unless they are asked for
 
 
 @dataclass(frozen=True)
@@ -238,13 +243,19 @@ def _empty_answer(problem: Problem, q: Tensor, k: Tensor, v: Tensor, plan: None)
 
 def _head_dims(config: CompileConfig) -> tuple[int, int]:
     """Return (of query and key, of value), from the configuration's choices."""
-    facts = dict(config.constexprs)
-    for value in config.constexprs.values():
-        facts |= vars(value) if dataclasses.is_dataclass(value) else {}
+    facts = _facts(config)
     dim = next((facts[n] for n in ("head_dim", "D", "DIM") if n in facts), 128)
     if facts.get("tail_dim"):
         return dim + facts["tail_dim"], dim
     return dim, next((facts[n] for n in ("head_dim_v", "DV") if n in facts), dim)
+
+
+def _facts(config: CompileConfig) -> dict:
+    """Return the configuration's constexprs, and the fields of those that are dataclasses."""
+    facts = dict(config.constexprs)
+    for value in config.constexprs.values():
+        facts |= vars(value) if dataclasses.is_dataclass(value) else {}
+    return facts
 
 
 def _same_kernel(launch: Launched, config: CompileConfig) -> bool:
@@ -259,8 +270,9 @@ def _distance(launch: Launched, config: CompileConfig, with_tiles: bool) -> int:
         got = launch.arguments.get(name)
         got = getattr(got, "value", got)
         if dataclasses.is_dataclass(wanted) and type(got) is type(wanted):
-            count += sum(getattr(got, f.name) != getattr(wanted, f.name) for f in dataclasses.fields(wanted))
-        elif name not in TILES or with_tiles:
+            names = [f.name for f in dataclasses.fields(wanted) if with_tiles or not _is_tile(f.name, config)]
+            count += sum(getattr(got, name) != getattr(wanted, name) for name in names)
+        elif with_tiles or not _is_tile(name, config):
             wanted = wanted.removeprefix("dtype:") if isinstance(wanted, str) else wanted
             count += str(got) != wanted if isinstance(wanted, str) else got != wanted
     return (
@@ -272,7 +284,11 @@ def _distance(launch: Launched, config: CompileConfig, with_tiles: bool) -> int:
 
 def _not_forced(config: CompileConfig, with_tiles: bool) -> int:
     """Return 1 for tiles that the emulator takes only where they are asked for."""
-    return int(not with_tiles and any(name in config.constexprs for name in TILES))
+    return int(not with_tiles and any(_is_tile(name, config) for name in _facts(config)))
+
+
+def _is_tile(name: str, config: CompileConfig) -> bool:
+    return name in TILES and config.name.startswith("portable-")
 
 
 # --------------------------------------------------------------------------------------------------- the choices, forced
@@ -304,10 +320,10 @@ def _choosers(backend: str, kind: str) -> Iterator[tuple[ModuleType, str]]:
 def _force_tile(stack: contextlib.ExitStack, config: CompileConfig) -> None:
     from jfa.kernels.portable import config as chosen
 
-    first, second = ("BLOCK_N", "BLOCK_M") if "dkdv" in config.name else TILES
-    if first not in config.constexprs:
+    tiles = [value for name, value in _facts(config).items() if name in TILES]  # queries, then keys
+    if not tiles:
         return
-    keep, step = config.constexprs[first], config.constexprs[second]
+    keep, step = reversed(tiles) if "dkdv" in config.name else tiles
     options = config.options
     tile = chosen.Tile(keep, step, config.num_warps, options.get("num_stages", 1), options.get("maxnreg"))
     if "chunks" in config.constexprs:  # None: nothing is split

@@ -110,16 +110,16 @@ def dq_kernel(
         return
     G: tl.constexpr = cfg.group
     M: tl.constexpr = cfg.block_m
-    out = contiguous(out_ptr, None, num_kv_heads, cfg.dim_v, G)
-    dout = Operand(dout_ptr, None, (dout_row, dout_head), cfg.dim_v, G, False)
+    out = contiguous(out_ptr, None, num_kv_heads, cfg.head_dim_v, G)
+    dout = Operand(dout_ptr, None, (dout_row, dout_head), cfg.head_dim_v, G, False)
     side = side_of(out, dout, lse_ptr, dlse_ptr, delta_ptr, rows_out)
     do, lse, delta = side.load(tile, tile.row, kv_head, M)
-    q = Operand(q_ptr, None, (q_row, q_head), cfg.dim, G, False).of(tile.q, kv_head).load(tile.row, M, True)
+    q = Operand(q_ptr, None, (q_row, q_head), cfg.head_dim, G, False).of(tile.q, kv_head).load(tile.row, M, True)
     x = Queries(q, do, lse, delta, positions(tile.row, M, G, False))
-    k = Operand(k_ptr, k_desc, (k_row, k_head), cfg.dim, 1, False).of(tile.kv, kv_head)
-    v = Operand(v_ptr, v_desc, (v_row, v_head), cfg.dim_v, 1, False).of(tile.kv, kv_head)
-    dq = dq_over_keys(tl.zeros([M, padded(cfg.dim)], tl.float32), x, k, v, tile, scale, cfg)
-    contiguous(dq_ptr, None, num_kv_heads, cfg.dim, G).of(tile.q, kv_head).store(tile.row, dq * sm_scale, M)
+    k = Operand(k_ptr, k_desc, (k_row, k_head), cfg.head_dim, 1, False).of(tile.kv, kv_head)
+    v = Operand(v_ptr, v_desc, (v_row, v_head), cfg.head_dim_v, 1, False).of(tile.kv, kv_head)
+    dq = dq_over_keys(tl.zeros([M, padded(cfg.head_dim)], tl.float32), x, k, v, tile, scale, cfg)
+    contiguous(dq_ptr, None, num_kv_heads, cfg.head_dim, G).of(tile.q, kv_head).store(tile.row, dq * sm_scale, M)
 
 
 @triton.jit
@@ -188,15 +188,15 @@ def dkdv_kernel(
         return
     BOXED: tl.constexpr = q_desc is not None
     N: tl.constexpr = cfg.block_n
-    k = Operand(k_ptr, None, (k_row, k_head), cfg.dim, 1, False).of(tile.kv, kv_head).load(tile.row, N, True)
-    v = Operand(v_ptr, None, (v_row, v_head), cfg.dim_v, 1, False).of(tile.kv, kv_head).load(tile.row, N, True)
-    q = Operand(q_ptr, q_desc, (q_row, q_head), cfg.dim, cfg.group, BOXED).of(tile.q, kv_head)
-    dout = Operand(dout_ptr, dout_desc, (dout_row, dout_head), cfg.dim_v, cfg.group, BOXED).of(tile.out, kv_head)
+    k = Operand(k_ptr, None, (k_row, k_head), cfg.head_dim, 1, False).of(tile.kv, kv_head).load(tile.row, N, True)
+    v = Operand(v_ptr, None, (v_row, v_head), cfg.head_dim_v, 1, False).of(tile.kv, kv_head).load(tile.row, N, True)
+    q = Operand(q_ptr, q_desc, (q_row, q_head), cfg.head_dim, cfg.group, BOXED).of(tile.q, kv_head)
+    dout = Operand(dout_ptr, dout_desc, (dout_row, dout_head), cfg.head_dim_v, cfg.group, BOXED).of(tile.out, kv_head)
     lse = per_row(lse_ptr, rows_out, cfg.group, BOXED).of(tile.out, kv_head)
     delta = per_row(delta_ptr, rows_out, cfg.group, BOXED).of(tile.out, kv_head)
     dk, dv = dkdv_over_queries(k, v, QueryRows(q, dout, lse, delta), tile, scale, cfg)
-    contiguous(dk_ptr, None, num_kv_heads, cfg.dim, 1).of(tile.kv, kv_head).store(tile.row, dk * sm_scale, N)
-    contiguous(dv_ptr, None, num_kv_heads, cfg.dim_v, 1).of(tile.kv, kv_head).store(tile.row, dv, N)
+    contiguous(dk_ptr, None, num_kv_heads, cfg.head_dim, 1).of(tile.kv, kv_head).store(tile.row, dk * sm_scale, N)
+    contiguous(dv_ptr, None, num_kv_heads, cfg.head_dim_v, 1).of(tile.kv, kv_head).store(tile.row, dv, N)
 
 
 @aggregate
@@ -269,7 +269,7 @@ def delta_kernel(
     r0 = tl.program_id(0) // num_heads * cfg.block_m
     head = tl.program_id(0) % num_heads
     rows = Span(rows_out * 0, rows_out)
-    out = contiguous(out_ptr, None, num_heads, cfg.dim_v, 1)
-    dout = Operand(dout_ptr, None, (dout_row, dout_head), cfg.dim_v, 1, False)
+    out = contiguous(out_ptr, None, num_heads, cfg.head_dim_v, 1)
+    dout = Operand(dout_ptr, None, (dout_row, dout_head), cfg.head_dim_v, 1, False)
     _, delta = delta_of(out, dout, per_row(dlse_ptr, rows_out, 1), rows, head, r0, cfg.block_m)
     per_row(delta_ptr, rows_out, 1).of(rows, head).store_numbers(r0, delta, cfg.block_m)

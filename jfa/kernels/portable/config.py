@@ -41,7 +41,7 @@ class Config:
     """Compile-time configuration of a kernel.
 
     Attributes:
-        group, dim, dim_v, has_lo, has_hi: heads per key/value head, head dims, and the band's sides that are bounded.
+        group, head_dim, head_dim_v, has_lo, has_hi: heads per key/value head, head dims, and the band's sides that are bounded.
         precision: of products, as tl.dot's ``input_precision``.
         block_m, block_n: packed query rows, and keys, of a tile or a step.
         negative: sm_scale < 0, where the forward's maxima are minima.
@@ -49,8 +49,8 @@ class Config:
     """
 
     group: int
-    dim: int
-    dim_v: int
+    head_dim: int
+    head_dim_v: int
     has_lo: bool
     has_hi: bool
     precision: str

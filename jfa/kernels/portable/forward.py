@@ -55,10 +55,10 @@ def forward_kernel(
     if unit >= tl.load(counts + 1):
         return
     BOXED: tl.constexpr = q_desc is not None or out_desc is not None
-    q = Operand(q_ptr, q_desc, (q_row, q_head), cfg.dim, cfg.group, BOXED).of(tile.q, kv_head)
-    k = Operand(k_ptr, k_desc, (k_row, k_head), cfg.dim, 1, False).of(tile.kv, kv_head)
-    v = Operand(v_ptr, v_desc, (v_row, v_head), cfg.dim_v, 1, False).of(tile.kv, kv_head)
-    out = contiguous(out_ptr, out_desc, num_kv_heads, cfg.dim_v, cfg.group, BOXED).of(tile.out, kv_head)
+    q = Operand(q_ptr, q_desc, (q_row, q_head), cfg.head_dim, cfg.group, BOXED).of(tile.q, kv_head)
+    k = Operand(k_ptr, k_desc, (k_row, k_head), cfg.head_dim, 1, False).of(tile.kv, kv_head)
+    v = Operand(v_ptr, v_desc, (v_row, v_head), cfg.head_dim_v, 1, False).of(tile.kv, kv_head)
+    out = contiguous(out_ptr, out_desc, num_kv_heads, cfg.head_dim_v, cfg.group, BOXED).of(tile.out, kv_head)
     lse = per_row(lse_ptr, rows_out, cfg.group, BOXED).of(tile.out, kv_head)
     factors = scale_of(scale, False)
     if cfg.split:

@@ -65,16 +65,20 @@ def resident_kernel(
     kv_head = tl.program_id(0) % num_kv_heads
     G: tl.constexpr = cfg.group
     M: tl.constexpr = cfg.block_m
-    out = contiguous(out_ptr, None, num_kv_heads, cfg.dim_v, G)
-    dout = Operand(dout_ptr, None, (dout_row, dout_head), cfg.dim_v, G, False)
+    out = contiguous(out_ptr, None, num_kv_heads, cfg.head_dim_v, G)
+    dout = Operand(dout_ptr, None, (dout_row, dout_head), cfg.head_dim_v, G, False)
     side = side_of(out, dout, lse_ptr, dlse_ptr, None, rows_out)
-    k = Operand(k_ptr, k_desc, (k_row, k_head), cfg.dim, 1, False)
-    v = Operand(v_ptr, v_desc, (v_row, v_head), cfg.dim_v, 1, False)
-    dk = contiguous(dk_ptr, dk_desc, num_kv_heads, cfg.dim, 1)
-    dv = contiguous(dv_ptr, dv_desc, num_kv_heads, cfg.dim_v, 1)
-    q = Operand(q_ptr, None, (q_row, q_head), cfg.dim, G, False).of(Span(rows_q * 0, rows_q), kv_head).load(0, M, True)
+    k = Operand(k_ptr, k_desc, (k_row, k_head), cfg.head_dim, 1, False)
+    v = Operand(v_ptr, v_desc, (v_row, v_head), cfg.head_dim_v, 1, False)
+    dk = contiguous(dk_ptr, dk_desc, num_kv_heads, cfg.head_dim, 1)
+    dv = contiguous(dv_ptr, dv_desc, num_kv_heads, cfg.head_dim_v, 1)
+    q = (
+        Operand(q_ptr, None, (q_row, q_head), cfg.head_dim, G, False)
+        .of(Span(rows_q * 0, rows_q), kv_head)
+        .load(0, M, True)
+    )
     worker = tl.program_id(0) // num_kv_heads
-    dq = tl.zeros([padded(cfg.dim), M] if cfg.keys_first else [M, padded(cfg.dim)], tl.float32)
+    dq = tl.zeros([padded(cfg.head_dim), M] if cfg.keys_first else [M, padded(cfg.head_dim)], tl.float32)
     count = tl.load(counts + 1)
     for done in range(tl.cdiv(count, workers)):
         unit = zigzag_unit(done, worker, workers)
@@ -196,13 +200,17 @@ def shared_dq_kernel(
     offsets = Offsets(key_offset, key_offset, output_offset)
     sizes, band = Sizes(batches, rows_q, rows_kv, rows_out), BandConstants(lo_start, lo_end, hi_start, hi_end)
     sequences = Sequences(offsets, sizes, band, True, cfg.has_lo, cfg.has_hi, False, 0)
-    out = contiguous(out_ptr, None, num_kv_heads, cfg.dim_v, G)
-    dout = Operand(dout_ptr, None, (dout_row, dout_head), cfg.dim_v, G, False)
+    out = contiguous(out_ptr, None, num_kv_heads, cfg.head_dim_v, G)
+    dout = Operand(dout_ptr, None, (dout_row, dout_head), cfg.head_dim_v, G, False)
     side = side_of(out, dout, lse_ptr, dlse_ptr, delta_ptr, rows_out)
-    k = Operand(k_ptr, k_desc, (k_row, k_head), cfg.dim, 1, False)
-    v = Operand(v_ptr, v_desc, (v_row, v_head), cfg.dim_v, 1, False)
-    q = Operand(q_ptr, None, (q_row, q_head), cfg.dim, G, False).of(Span(rows_q * 0, rows_q), kv_head).load(m0, M, True)
-    dq = tl.zeros([M, padded(cfg.dim)], tl.float32)
+    k = Operand(k_ptr, k_desc, (k_row, k_head), cfg.head_dim, 1, False)
+    v = Operand(v_ptr, v_desc, (v_row, v_head), cfg.head_dim_v, 1, False)
+    q = (
+        Operand(q_ptr, None, (q_row, q_head), cfg.head_dim, G, False)
+        .of(Span(rows_q * 0, rows_q), kv_head)
+        .load(m0, M, True)
+    )
+    dq = tl.zeros([M, padded(cfg.head_dim)], tl.float32)
     for b in range(worker, batches, workers):
         tile, _ = sequences.tile(b, False)
         tile = Tile(m0, tile.q, tile.kv, tile.out, tile.band, tile.pad_begin)
@@ -228,17 +236,19 @@ def sum_dq_kernel(
     cfg: tl.constexpr,
 ):
     """Add all workers' partial dQ [padded_rows, D] of one head, SUM_BLOCK numbers of it, always in the same order."""
-    BLOCK_D: tl.constexpr = padded(cfg.dim)
+    BLOCK_D: tl.constexpr = padded(cfg.head_dim)
     kv_head = tl.program_id(0) % num_kv_heads
     at = tl.program_id(0) // num_kv_heads * SUM_BLOCK + tl.arange(0, SUM_BLOCK)
     row = at // BLOCK_D
     column = at % BLOCK_D
-    keep = (row < rows_q * cfg.group) & (column < cfg.dim)
+    keep = (row < rows_q * cfg.group) & (column < cfg.head_dim)
     total = tl.zeros([SUM_BLOCK], tl.float32)
     for w0 in range(0, workers, SUM_STEP):
         w = w0 + tl.arange(0, SUM_STEP)
         base = (tl.cast(w, tl.int64) * num_kv_heads + kv_head) * padded_rows * BLOCK_D
         mask = (w < workers)[:, None] & keep[None, :]
         total += tl.sum(tl.load(dq_partial_ptr + base[:, None] + at[None, :], mask=mask, other=0.0), 0)
-    place = ((row // cfg.group) * (num_kv_heads * cfg.group) + kv_head * cfg.group + row % cfg.group) * cfg.dim + column
+    place = (
+        (row // cfg.group) * (num_kv_heads * cfg.group) + kv_head * cfg.group + row % cfg.group
+    ) * cfg.head_dim + column
     tl.store(dq_ptr + place, (total * sm_scale).to(dq_ptr.dtype.element_ty), mask=keep)

@@ -78,7 +78,7 @@ def compile_configs() -> list[CompileConfig]:
 def _config(kind: str, row: str, dim: int, pointers: bool = False, **more) -> CompileConfig:
     kernel, tile = KERNELS[kind], TILES[row]
     keep, step = ("block_n", "block_m") if kind == "dkdv" else ("block_m", "block_n")
-    cfg = replace(USUAL, **({keep: tile.keep, step: tile.step, "dim": dim, "dim_v": dim} | more))
+    cfg = replace(USUAL, **({keep: tile.keep, step: tile.step, "head_dim": dim, "head_dim_v": dim} | more))
     known = {n: None for n in ABSENT if n in kernel.arg_names and not (n == "chunks" and cfg.split)} | {"cfg": cfg}
     boxes = {}
     for name in (n for n in kernel.arg_names if n.endswith("_desc")):
