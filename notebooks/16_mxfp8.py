@@ -688,7 +688,7 @@ print(source[source.index("# Issue order") : source.index("@triton.jit\ndef mult
 # The rest is as in chapter 12: five roles, with a correction and a store role.
 # K and V have one ring each, of four slots of 16 KiB.
 # alpha is in shared memory, since its old place in S is taken.
-# The maximum as a whole number, with its margin, is `integer_maximum` in [softmax.py](../jfa/kernels/blackwell/softmax.py).
+# The maximum as a whole number, with its margin, is `integer_maximum` in [mxfp8_softmax.py](../jfa/kernels/blackwell/mxfp8_softmax.py).
 #
 # Now the modelled time, on one tile of 256 queries against 2,048 keys (about 20 seconds).
 # `fma_parts` is how many sixteenths of the exponentials the FMA pipe computes.

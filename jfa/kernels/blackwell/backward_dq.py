@@ -22,6 +22,7 @@ from jfa.kernels.common.softmax import at_most_one
 from jfa.kernels.common.units import first_unit
 
 HALF_N = tl.constexpr(BLOCK_N.value // 2)  # keys of a compute group
+COLUMNS = tl.constexpr(32)  # of S and dP that a compute group holds at a time
 
 
 @triton.jit
@@ -57,7 +58,7 @@ def dq_kernel(
                 row = walk.head() * padded_count + tile.pad_begin + tile.row
                 lse = tl.load(lse_ptr + row + tl.arange(0, BLOCK_M))
                 delta = tl.load(delta_ptr + row + tl.arange(0, BLOCK_M))
-                kv_count = compute_tile(memory.scores, half, tile, lse, delta, kv_count, scale_log2, cfg)
+                kv_count = compute_tile(memory.scores, half, tile, (lse, delta), kv_count, scale_log2)
                 tlx.barrier_wait(memory.dq_fulls[0], walk.done & 1)
                 write_dq(dq_desc, memory.dq, memory.stages, half, row, cfg)
                 tlx.barrier_arrive(memory.dq_empties[0])
@@ -78,8 +79,8 @@ class Scores:
     dS of a half lies inside S of that half: the compute groups never touch each other's columns.
     """
 
-    s: tlx.buffered_tensor  # [2] x [128 queries, 128 keys] fp32
-    ds: tlx.buffered_tensor  # [2] x [128, 256], of which columns 0 to 63 and 128 to 191 are used
+    s: tlx.buffered_tensor  # [2] x [128 queries, keys] fp32
+    ds: tlx.buffered_tensor  # [2] x [128, 2 keys], of which the first quarter is used, and the third
     dp: tlx.buffered_tensor
     s_fulls: tlx.mbarrier
     ds_fulls: tlx.mbarrier
@@ -110,16 +111,21 @@ def alloc_memory(DTYPE: tl.constexpr, cfg: tl.constexpr):
     k = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.kv_slots, 1)
     v = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.kv_slots, 1)
     stages = tlx.local_alloc((BLOCK_M, cfg.dq_columns), tl.float32, 2)
-
-    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
-    s = tlx.local_alloc((BLOCK_M, BLOCK_N), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)
-    ds = tlx.local_alloc((BLOCK_M, 2 * BLOCK_N), DTYPE, 2, tlx.storage_kind.tmem, reuse=storage)
-    storage.set_buffer_overlap(tlx.reuse_group(s, ds, group_type=tlx.reuse_group_type.shared))
-    dp = tlx.local_alloc((BLOCK_M, BLOCK_N), tl.float32, 1, tlx.storage_kind.tmem)
-    scores = Scores(s, ds, dp, tlx.alloc_barriers(2), tlx.alloc_barriers(2), tlx.alloc_barriers(1))
+    scores = alloc_scores(DTYPE, BLOCK_N)
     dq = tlx.local_alloc((BLOCK_M, cfg.head_dim), tl.float32, 1, tlx.storage_kind.tmem)
     dq_empties = tlx.alloc_barriers(1, arrive_count=2)
     return Memory(q, do, k, v, scores, dq, tlx.alloc_barriers(1), dq_empties, stages)
+
+
+@triton.jit
+def alloc_scores(DTYPE: tl.constexpr, KEYS: tl.constexpr):
+    """Allocate Scores of blocks of KEYS keys."""
+    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
+    s = tlx.local_alloc((BLOCK_M, KEYS), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)
+    ds = tlx.local_alloc((BLOCK_M, 2 * KEYS), DTYPE, 2, tlx.storage_kind.tmem, reuse=storage)
+    storage.set_buffer_overlap(tlx.reuse_group(s, ds, group_type=tlx.reuse_group_type.shared))
+    dp = tlx.local_alloc((BLOCK_M, KEYS), tl.float32, 1, tlx.storage_kind.tmem)
+    return Scores(s, ds, dp, tlx.alloc_barriers(2), tlx.alloc_barriers(2), tlx.alloc_barriers(1))
 
 
 @triton.jit
@@ -192,44 +198,42 @@ def score(memory, kv_count):
 
 
 @triton.jit
-def compute_tile(scores, half: tl.constexpr, tile, lse, delta, kv_count, scale_log2, cfg: tl.constexpr):
+def compute_tile(scores, half: tl.constexpr, tile, rows, count, scale_log2):
     """Make dS for half of the keys, peeled: masked blocks, the bulk, masked blocks. Returns the blocks done so far."""
-    blocks, rows = tile.key_blocks(BLOCK_M, BLOCK_N), (lse, delta)
+    blocks = tile.key_blocks(BLOCK_M, scores.s.shape[1])
     begin, end = blocks.bulk_begin, blocks.bulk_end
-    kv_count = compute_stretch(scores, half, tile, blocks.first, begin, rows, kv_count, scale_log2, True, cfg)
-    kv_count = compute_stretch(scores, half, tile, begin, end, rows, kv_count, scale_log2, False, cfg)
-    return compute_stretch(scores, half, tile, end, blocks.end, rows, kv_count, scale_log2, True, cfg)
+    count = compute_stretch(scores, half, tile, blocks.first, begin, rows, count, scale_log2, True)
+    count = compute_stretch(scores, half, tile, begin, end, rows, count, scale_log2, False)
+    return compute_stretch(scores, half, tile, end, blocks.end, rows, count, scale_log2, True)
 
 
 @triton.jit
-def compute_stretch(
-    scores, half: tl.constexpr, tile, begin, end, rows, kv_count, scale_log2, MASKED: tl.constexpr, cfg: tl.constexpr
-):
+def compute_stretch(scores, half: tl.constexpr, tile, begin, end, rows, count, scale_log2, MASKED: tl.constexpr):
     """Make dS for half of the keys in a stretch of blocks, all masked or none. Returns the blocks done so far."""
-    COLUMNS: tl.constexpr = cfg.columns
-    FIRST: tl.constexpr = half * HALF_N
-    SLICES: tl.constexpr = HALF_N // COLUMNS
+    KEYS: tl.constexpr = scores.s.shape[1]
+    FIRST: tl.constexpr = half * (KEYS // 2)
+    SLICES: tl.constexpr = KEYS // 2 // COLUMNS
     lse, delta = rows
     for block in range(begin, end):
-        tlx.barrier_wait(scores.s_fulls[kv_count & 1], (kv_count >> 1) & 1)
+        at = count & 1
+        tlx.barrier_wait(scores.s_fulls[at], (count >> 1) & 1)
         kept = ()
         for i in tl.static_range(SLICES):
-            s = tlx.local_load(tlx.subslice(scores.s[kv_count & 1], FIRST + i * COLUMNS, COLUMNS))
+            s = tlx.local_load(tlx.subslice(scores.s[at], FIRST + i * COLUMNS, COLUMNS))
             p = at_most_one(tl.math.exp2(fma_pairs(s, scale_log2, -lse[:, None])))
             if MASKED:
                 queries = tile.row + tl.arange(0, BLOCK_M)
-                keys = block * BLOCK_N + FIRST + i * COLUMNS + tl.arange(0, COLUMNS)
+                keys = block * KEYS + FIRST + i * COLUMNS + tl.arange(0, COLUMNS)
                 p = tl.where(tile.pair_mask(queries[:, None], keys[None, :]), p, 0.0)
             kept = kept + (p,)
-        tlx.barrier_wait(scores.dp_fulls[0], kv_count & 1)
+        tlx.barrier_wait(scores.dp_fulls[0], count & 1)
         for i in tl.static_range(SLICES):
             dp = tlx.local_load(tlx.subslice(scores.dp[0], FIRST + i * COLUMNS, COLUMNS))
             ds = kept[i] * (dp - delta[:, None])
-            ds_slice = tlx.subslice(scores.ds[kv_count & 1], half * BLOCK_N + i * COLUMNS, COLUMNS)
-            tlx.local_store(ds_slice, ds.to(scores.ds.dtype))
+            tlx.local_store(tlx.subslice(scores.ds[at], 2 * FIRST + i * COLUMNS, COLUMNS), ds.to(scores.ds.dtype))
         tlx.barrier_arrive(scores.ds_fulls[half])
-        kv_count += 1
-    return kv_count
+        count += 1
+    return count
 
 
 @triton.jit

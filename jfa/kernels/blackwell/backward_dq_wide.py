@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
+from jfa.kernels.blackwell.backward_dq import Scores, alloc_scores, compute_tile
 from jfa.kernels.blackwell.config import BLOCK_M, WIDE_BLOCK
 from jfa.kernels.blackwell.tails import (
     Boxes,
@@ -29,13 +30,10 @@ from jfa.kernels.blackwell.tails import (
     write_piece,
 )
 from jfa.kernels.common.nouns import aggregate
-from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.ring import Ring, alloc_ring
-from jfa.kernels.common.softmax import at_most_one
 from jfa.kernels.common.units import first_unit
 
 BLOCK_N = WIDE_BLOCK  # keys of a block
-HALF_N = tl.constexpr(BLOCK_N.value // 2)  # of a compute group
 PIECES = tl.constexpr(3)  # of 64 columns of dQ
 
 
@@ -95,21 +93,6 @@ def wide_dq_kernel(
 
 
 @aggregate
-class Scores:
-    """S of two blocks in TMEM, each with dS inside; dP of one.
-
-    dS of a half of the keys lies inside S of that half: the compute groups never touch each other's columns.
-    """
-
-    s: tlx.buffered_tensor  # [2] x [128 queries, 64 keys] fp32
-    ds: tlx.buffered_tensor  # [2] x [128, 128], of which columns 0 to 31 and 64 to 95 are used
-    dp: tlx.buffered_tensor
-    s_fulls: tlx.mbarrier
-    dp_fulls: tlx.mbarrier
-    ds_fulls: tlx.mbarrier  # per half
-
-
-@aggregate
 class Memory:
     """Buffers and barriers shared by the roles of a CTA; ``do`` is loaded and freed with ``q``."""
 
@@ -131,13 +114,7 @@ def alloc_memory(DTYPE: tl.constexpr, cfg: tl.constexpr):
     do = tlx.local_alloc((BLOCK_M, cfg.head_dim), DTYPE, 1)
     k = alloc_tail_ring(BLOCK_N, DTYPE, cfg.slots, 1, 0, cfg)
     v = alloc_ring(BLOCK_N, cfg.head_dim, DTYPE, cfg.value_slots, 1)
-
-    storage = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
-    s = tlx.local_alloc((BLOCK_M, BLOCK_N), tl.float32, 2, tlx.storage_kind.tmem, reuse=storage)
-    ds = tlx.local_alloc((BLOCK_M, 2 * BLOCK_N), DTYPE, 2, tlx.storage_kind.tmem, reuse=storage)
-    storage.set_buffer_overlap(tlx.reuse_group(s, ds, group_type=tlx.reuse_group_type.shared))
-    dp = tlx.local_alloc((BLOCK_M, BLOCK_N), tl.float32, 1, tlx.storage_kind.tmem)
-    scores = Scores(s, ds, dp, tlx.alloc_barriers(2), tlx.alloc_barriers(1), tlx.alloc_barriers(2))
+    scores = alloc_scores(DTYPE, BLOCK_N)
     empties, pieces = tlx.alloc_barriers(1, arrive_count=2), alloc_pieces(BLOCK_M, cfg.tail_dim, DTYPE)
     return Memory(q, do, k, v, scores, alloc_tail_sums(BLOCK_M, cfg), tlx.alloc_barriers(1), empties, pieces)
 
@@ -209,38 +186,6 @@ def multiply_ds(memory, count, use_acc):
         tlx.barrier_wait(scores.ds_fulls[half], count & 1)
         add_half(scores.ds[count & 1], half * BLOCK_N, k, slot, half, memory.dq, use_acc if half == 0 else True)
     tlx.tcgen05_commit(k.main.empties[slot])
-
-
-@triton.jit
-def compute_tile(scores, half: tl.constexpr, tile, rows, count, scale_log2):
-    """Make dS for half of the keys: masked blocks, the bulk, masked blocks. Returns the blocks done so far."""
-    blocks = tile.key_blocks(BLOCK_M, BLOCK_N)
-    begin, end = blocks.bulk_begin, blocks.bulk_end
-    count = compute_stretch(scores, half, tile, blocks.first, begin, rows, count, scale_log2, True)
-    count = compute_stretch(scores, half, tile, begin, end, rows, count, scale_log2, False)
-    return compute_stretch(scores, half, tile, end, blocks.end, rows, count, scale_log2, True)
-
-
-@triton.jit
-def compute_stretch(scores, half: tl.constexpr, tile, begin, end, rows, count, scale_log2, MASKED: tl.constexpr):
-    """Make dS for half of the keys in a stretch of blocks, all masked or none. Returns the blocks done so far."""
-    FIRST: tl.constexpr = half * HALF_N
-    lse, delta = rows
-    for block in range(begin, end):
-        at = count & 1
-        tlx.barrier_wait(scores.s_fulls[at], (count >> 1) & 1)
-        s = tlx.local_load(tlx.subslice(scores.s[at], FIRST, HALF_N))
-        p = at_most_one(tl.math.exp2(fma_pairs(s, scale_log2, -lse[:, None])))
-        if MASKED:
-            queries = tile.row + tl.arange(0, BLOCK_M)
-            keys = block * BLOCK_N + FIRST + tl.arange(0, HALF_N)
-            p = tl.where(tile.pair_mask(queries[:, None], keys[None, :]), p, 0.0)
-        tlx.barrier_wait(scores.dp_fulls[0], count & 1)
-        ds = p * (tlx.local_load(tlx.subslice(scores.dp[0], FIRST, HALF_N)) - delta[:, None])
-        tlx.local_store(tlx.subslice(scores.ds[at], 2 * FIRST, HALF_N), ds.to(scores.ds.dtype))
-        tlx.barrier_arrive(scores.ds_fulls[half])
-        count += 1
-    return count
 
 
 @triton.jit

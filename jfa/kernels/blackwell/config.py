@@ -147,11 +147,6 @@ class BackwardConfig(Config):
     list_heads: int = 0
 
     @property
-    def resident(self) -> bool:
-        """Whether Q and dQ stay on the chip."""
-        return self.form == "resident"
-
-    @property
     def ctas(self) -> int:
         """CTAs that share a tile."""
         return 2 if self.form == "pair" else 1
@@ -174,7 +169,7 @@ class BackwardConfig(Config):
     @property
     def head_rows(self) -> int:
         """Number of queries per head in a block that several heads share; 0 where a block is one head's."""
-        return BLOCK // self.group if self.resident and self.group > 1 else 0
+        return BLOCK // self.group if self.form == "resident" and self.group > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -186,7 +181,6 @@ class DqConfig(Config):
     dq_columns: int = 16
     compute_registers: int = 160
     small_registers: int = 80
-    columns: int = 32
 
 
 @dataclass(frozen=True)

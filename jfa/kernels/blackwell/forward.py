@@ -33,6 +33,7 @@ from jfa.kernels.blackwell.config import BLOCK_M, BLOCK_N
 from jfa.kernels.blackwell.epilogue import finish_tile, free_accumulators, rescale_steps, store_tile
 from jfa.kernels.blackwell.listed import listed_steps
 from jfa.kernels.blackwell.softmax import NO_MAXIMUM, exp2_on_both_pipes, running_maximum, split_columns
+from jfa.kernels.blackwell.tails import Boxes
 from jfa.kernels.common.block_lists import block_lists
 from jfa.kernels.common.nouns import Tile, aggregate, load_tile
 from jfa.kernels.common.packed import fma_pairs
@@ -94,8 +95,8 @@ def forward_kernel(
             while walk.going():
                 if cfg.clc:  # two answers may be on their way: this role is up to a tile ahead of the others
                     tlx.clc_producer(queue, walk.phase(2) ^ 1, k=walk.stage(2))
-                inputs = Inputs(q_desc, k_desc, v_desc, q_tail_desc, k_tail_desc)
-                kv_count = load_inputs(inputs, memory, records_ptr, walk, kv_count, lists, cfg)
+                q_boxes, k_boxes = Boxes(q_desc, q_tail_desc), Boxes(k_desc, k_tail_desc)
+                kv_count = load_inputs(q_boxes, k_boxes, v_desc, memory, records_ptr, walk, kv_count, lists, cfg)
                 walk = walk.next(tlx.clc_consumer(queue, walk.phase(2), k=walk.stage(2)) if cfg.clc else 0, cfg.clc)
 
         with tlx.async_task(num_warps=1, registers=cfg.small_registers):  # store
@@ -252,19 +253,8 @@ def steps_of(tile, cfg: tl.constexpr):
 # ---------------------------------------------------------------------------------------------------------------- load
 
 
-@aggregate
-class Inputs:
-    """TMA descriptors of what a CTA reads; those of the columns beyond 128 may be None."""
-
-    q: tl.core.base_value
-    k: tl.core.base_value
-    v: tl.core.base_value
-    q_tail: tl.core.base_value
-    k_tail: tl.core.base_value
-
-
 @triton.jit
-def load_inputs(inputs, memory, records_ptr, walk, kv_count, lists, cfg: tl.constexpr):
+def load_inputs(q_boxes, k_boxes, v_desc, memory, records_ptr, walk, kv_count, lists, cfg: tl.constexpr):
     """Load Q, and K and V blocks in the order in which :func:`multiply_tile` uses them. Returns the blocks loaded so far."""
     HALVES: tl.constexpr = cfg.q_halves
     tile = walk.tile(records_ptr, cfg.has_lo, cfg.has_hi)
@@ -272,23 +262,23 @@ def load_inputs(inputs, memory, records_ptr, walk, kv_count, lists, cfg: tl.cons
     kv_head = head // cfg.group
     k_count = kv_count >> 1  # a tile has as many blocks of V as of K
     # K first: the ring has room for it before the tile before is done with Q.
-    kv_count = load_keys(inputs, memory, tile, kv_head, steps.block(0, 0), kv_count, k_count)
+    kv_count = load_keys(k_boxes, memory, tile, kv_head, steps.block(0, 0), kv_count, k_count)
     for half in tl.static_range(HALVES):
         # Where keys are split the tile ends before half 1: its box is zeros and costs no traffic, but keeps the phases in step.
         row = tile.row + half * BLOCK_M
-        memory.q.nth(half).load(walk.done, inputs.q, tile.q.box(row, head))
+        memory.q.nth(half).load(walk.done, q_boxes.main, tile.q.box(row, head))
         if memory.tails is not None:
             box = tile.q.box(row, head, cfg.head_dim)
-            tlx.async_descriptor_load(inputs.q_tail, memory.tails.q[half], box, memory.q.fulls[half])
+            tlx.async_descriptor_load(q_boxes.tail, memory.tails.q[half], box, memory.q.fulls[half])
     if steps.split_keys:
-        kv_count = load_keys(inputs, memory, tile, kv_head, steps.block(1, 0), kv_count, k_count + 1)
+        kv_count = load_keys(k_boxes, memory, tile, kv_head, steps.block(1, 0), kv_count, k_count + 1)
     for step in range(0, steps.count):
-        kv_count = load_values(inputs.v, memory.kv, tile, kv_head, steps, step, kv_count)
+        kv_count = load_values(v_desc, memory.kv, tile, kv_head, steps, step, kv_count)
         if step + 1 < steps.count:
             k_step = k_count + ((step + 1) << steps.split_keys)
-            kv_count = load_keys(inputs, memory, tile, kv_head, steps.block(0, step + 1), kv_count, k_step)
+            kv_count = load_keys(k_boxes, memory, tile, kv_head, steps.block(0, step + 1), kv_count, k_step)
             if steps.split_keys:
-                kv_count = load_keys(inputs, memory, tile, kv_head, steps.block(1, step + 1), kv_count, k_step + 1)
+                kv_count = load_keys(k_boxes, memory, tile, kv_head, steps.block(1, step + 1), kv_count, k_step + 1)
     return kv_count
 
 
@@ -304,12 +294,12 @@ def load_values(desc, kv, tile, head, steps, step, kv_count):
 
 
 @triton.jit
-def load_keys(inputs, memory, tile, head, block, kv_count, k_count):
+def load_keys(k_boxes, memory, tile, head, block, kv_count, k_count):
     """Load one block of K, the ``k_count``-th of all, into the ring's next slot. Returns the ring's blocks so far."""
-    memory.kv.load(kv_count, inputs.k, tile.kv.box(block * BLOCK_N, head))
+    memory.kv.load(kv_count, k_boxes.main, tile.kv.box(block * BLOCK_N, head))
     if memory.tails is not None:
         HEAD_DIM: tl.constexpr = memory.kv.buffers.shape[1]
-        memory.tails.k.load(k_count, inputs.k_tail, tile.kv.box(block * BLOCK_N, head, HEAD_DIM))
+        memory.tails.k.load(k_count, k_boxes.tail, tile.kv.box(block * BLOCK_N, head, HEAD_DIM))
     return kv_count + 1
 
 

@@ -157,7 +157,7 @@ def backward(
         launch_wide(problem, dout, q, k, v, dk, dv, lse2, delta, records, counts)
         launch_wide_dq(problem, dout, q, k, v, dq, lse2, delta, *(plan[4:6] if plan else query_list(problem, BLOCK)))
         return dq.contiguous(), dk.contiguous(), dv.contiguous()
-    if config.resident:
+    if config.form == "resident":
         sums = launch_resident(problem, dout, q, k, v, dk, dv, lse2, delta, records, counts, config)
         return finish_dq(problem, rows, sums, q.dtype), dk.contiguous(), dv.contiguous()
     one_dq = problem.broadcast_q and not problem.deterministic
@@ -235,7 +235,7 @@ def launch_backward(
     backward_kernel[ctas(problem, records, config.heads, config.clc)](
         *_boxes(config.head_dim, q, k, v, dout, dk, dv),
         dq_boxes(sums, config.dq_columns),
-        *rows_and_scales(problem, sums, lse2, delta, records, counts),
+        *rows_and_scales(problem, lse2, delta, records, counts, sums.shape[1]),
         *list_arguments(lists),
         config,
         **WARPS,
@@ -259,7 +259,7 @@ def launch_pair(
         *_boxes(columns, v),
         *_boxes(half, dk, dv),
         _dq_halves(sums, config.dq_columns),
-        *rows_and_scales(problem, sums, lse2, delta, records, counts),
+        *rows_and_scales(problem, lse2, delta, records, counts, sums.shape[1]),
         config,
         **WARPS,
         ctas_per_cga=(2, 1, 1),
@@ -299,12 +299,7 @@ def launch_dq(problem: Problem, dout, q, k, v, sums, lse2, delta, records: Tenso
     dq_kernel[ctas(problem, records, config.heads)](
         *_boxes(config.head_dim, q, k, v, dout),
         dq_boxes(sums, config.dq_columns),
-        lse2,
-        delta,
-        records,
-        counts,
-        lse2.shape[1],
-        problem.sm_scale * LOG2_E,
+        *rows_and_scales(problem, lse2, delta, records, counts)[:-1],  # dQ is scaled later
         config,
         **WARPS,
     )
@@ -322,13 +317,7 @@ def launch_wide(problem: Problem, dout, q, k, v, dk, dv, lse2, delta, records: T
         *_boxes(main, v),
         *_boxes(main, dout, rows=rows),
         *_boxes(tail, dk, dv),
-        lse2,
-        delta,
-        records,
-        counts,
-        lse2.shape[1],
-        problem.sm_scale * LOG2_E,
-        problem.sm_scale,
+        *rows_and_scales(problem, lse2, delta, records, counts),
         config,
         **WARPS,
     )
@@ -346,13 +335,7 @@ def launch_wide_dq(problem: Problem, dout, q, k, v, dq, lse2, delta, records: Te
         *_boxes(main, v, rows=rows),
         *_boxes(main, dout),
         *_boxes(tail, dq),
-        lse2,
-        delta,
-        records,
-        counts,
-        lse2.shape[1],
-        problem.sm_scale * LOG2_E,
-        problem.sm_scale,
+        *rows_and_scales(problem, lse2, delta, records, counts),
         config,
         **WARPS,
     )
@@ -372,11 +355,10 @@ def ctas(problem: Problem, records: Tensor, heads: int, clc: bool = False) -> tu
 
 
 def rows_and_scales(
-    problem: Problem, sums: Tensor, lse2: Tensor, delta: Tensor, records: Tensor, counts: Tensor
+    problem: Problem, lse2: Tensor, delta: Tensor, records: Tensor, counts: Tensor, *rows: int
 ) -> tuple:
-    """Return the numbers of rows, the list, the sizes and the scales, as the general backward kernels take them."""
-    scale = problem.sm_scale
-    return lse2, delta, records, counts, lse2.shape[1], sums.shape[1], scale * LOG2_E, scale
+    """Return pointers, list, padded rows and other counts of ``rows``, and scales, as backward kernels take them."""
+    return lse2, delta, records, counts, lse2.shape[1], *rows, problem.sm_scale * LOG2_E, problem.sm_scale
 
 
 def _boxes(columns: int, *tensors: Tensor, rows: int = BLOCK) -> list[TensorDescriptor]:

@@ -5,7 +5,7 @@ Roles, tiles, walk and epilogue are :mod:`jfa.kernels.blackwell.forward`'s. What
     S = Q K^T    groups along D; the scales of Q and K come with their tiles and go through TMEM
     P            e4m3 of P * 2**8, in 32 columns; one constant scale 2**-8. The row sum is that of the unrounded P
     O += P V     V in an encoding of its own, groups along the keys
-    maximum      whole bits, with a margin: P never exceeds 1 (:func:`jfa.kernels.blackwell.softmax.integer_maximum`)
+    maximum      whole bits, with a margin: P never exceeds 1 (:func:`jfa.kernels.blackwell.mxfp8_softmax.integer_maximum`)
 
 The products take half as long as in 16 bits, the softmax takes the same time. So S of a half is computed one step
 ahead, and its softmax does not wait for its own P V. P of half h therefore lies inside S of the *other* half, which is
@@ -33,6 +33,7 @@ from jfa.kernels.blackwell.forward import (
     nothing_issued,
     steps_of,
 )
+from jfa.kernels.blackwell.mxfp8_softmax import HUGE_BASE, HUGE_MXFP8, fold_columns, integer_maximum
 from jfa.kernels.blackwell.scales import (
     GROUPS,
     P_BITS,
@@ -44,14 +45,7 @@ from jfa.kernels.blackwell.scales import (
     first_key_block,
     first_query_block,
 )
-from jfa.kernels.blackwell.softmax import (
-    HUGE_BASE,
-    HUGE_MXFP8,
-    NO_MAXIMUM,
-    exp2_on_both_pipes,
-    fold_columns,
-    integer_maximum,
-)
+from jfa.kernels.blackwell.softmax import NO_MAXIMUM, exp2_on_both_pipes
 from jfa.kernels.common.nouns import Span, aggregate, load_tile
 from jfa.kernels.common.packed import fma_pairs
 from jfa.kernels.common.ring import Ring, alloc_ring, pair_slot

@@ -16,13 +16,6 @@ NO_MAXIMUM = tl.constexpr(-1.0e38)
 # Growth of the maximum, in bits, that is tolerated before the accumulator is rescaled: P stays below 2**8, far inside fp16.
 THRESHOLD = tl.constexpr(8.0)
 
-# at least 4 apart: below it a maximum is off by fewer bits than e4m3 has to spare
-HUGE_MXFP8 = tl.constexpr(float(1 << 26))
-# of a row's base, which exceeds its maximum by a margin and roundings
-HUGE_BASE = tl.constexpr(HUGE_MXFP8.value + 64)
-
-HALF_ULP = tl.constexpr(2.0**-24)  # of an fp32 number, relative, at most
-
 ROUND_TO_INT = tl.constexpr(12582912.0)  # 1.5 * 2**23: adding it leaves the rounded integer in the low mantissa bits
 # 2**f on [-1/2, 1/2], minimax in the relative error (our own Remez exchange): 7.5e-5 in fp32.
 CUBIC_0 = tl.constexpr(0.9999280571937561)
@@ -53,24 +46,6 @@ def running_maximum(scores, row_max, scale):
 
 
 @triton.jit
-def integer_maximum(scores, row_base, scale, ROOM: tl.constexpr, MARGIN: tl.constexpr):
-    """Return (base to use from now on, factor for what was accumulated under the old one, this block's scale), each [M].
-
-    For a P that is then rounded to few bits: 2**(s - base) never exceeds 2**ROOM. A base is whole, so factors are powers of
-    two. Scaled by one P rounds as before, so the result does not depend on the blocks in which the base was smaller: any order of
-    blocks gives it. Where the base must grow it grows by MARGIN more, so that it will not have to again soon. Rows of huge scores
-    (:class:`jfa.kernels.common.softmax.Scale`) take their maximum itself as base.
-    """
-    largest = tl.max(scores, 1)
-    is_huge = scale.is_huge(largest)
-    top, row_scale = scale.of_rows(largest)
-    whole = tl.math.ceil(top + tl.abs(top) * HALF_ULP)  # not below the true product
-    grown = tl.where(is_huge, top, whole + (MARGIN - ROOM))
-    grown = tl.where(tl.where(is_huge, top, whole) > row_base + ROOM, grown, row_base)
-    return grown, tl.math.exp2(row_base - grown), row_scale
-
-
-@triton.jit
 def split_columns(x, PARTS: tl.constexpr):
     """Return x [M, N] as a tuple of PARTS blocks [M, N / PARTS] from left to right; a thread that holds a row moves nothing."""
     if PARTS == 1:
@@ -84,16 +59,6 @@ def split_columns(x, PARTS: tl.constexpr):
 def join_columns(left, right):
     """Put two blocks [M, N] side by side, [M, 2 N]: the inverse of one split."""
     return tl.join(left, right).permute(0, 2, 1).reshape([left.shape[0], 2 * left.shape[1]])
-
-
-@triton.jit
-def fold_columns(x, COLUMNS: tl.constexpr):
-    """Return a block [M, COLUMNS] with the row sums of x [M, N]: halves are added to each other, as x's elements get ready."""
-    if x.shape[1] == COLUMNS:
-        return x
-    else:
-        left, right = split_columns(x, 2)
-        return fold_columns(left + right, COLUMNS)
 
 
 @triton.jit

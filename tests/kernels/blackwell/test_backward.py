@@ -105,7 +105,7 @@ def test_short_shared_queries_resident_and_contended(head_dim):
 def test_short_shared_queries_of_grouped_heads(heads, kv_heads, rows, head_dim, band):
     """The heads of a group share a tile where they fit and are a power of two; three of them go the contended way."""
     case = dict(len_q=rows, len_kv=[200, 0, 130, 7], heads=heads, kv_heads=kv_heads, head_dim=head_dim, band=band)
-    assert backward_config(make(**case)[0]).resident == (heads // kv_heads != 3)
+    assert (backward_config(make(**case)[0]).form == "resident") == (heads // kv_heads != 3)
     run(case, {"policy": "random", "seed": 5})
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("greenlet")
 import jfa.emulator as emulator  # noqa: E402
 from jfa.kernels.blackwell import mxfp8_launch  # noqa: E402
 from jfa.kernels.blackwell.config import mxfp8_backward_config, mxfp8_config  # noqa: E402
-from jfa.kernels.blackwell.softmax import HUGE_MXFP8  # noqa: E402
+from jfa.kernels.blackwell.mxfp8_softmax import HUGE_MXFP8  # noqa: E402
 from jfa.kernels.common.softmax import LOG2_E  # noqa: E402
 from jfa.masks import Band  # noqa: E402
 from jfa.mxfp8 import quantize_jagged  # noqa: E402
