@@ -833,6 +833,54 @@ _REGIONS = (
     (*_DEFAULT, "with tlx.async_task(num_warps=4), tlx.async_task(num_warps=4):", "    pass"),
 )  # fmt: skip
 TLX = {
+    "reinterpret, rows cut below the swizzle": (
+        "t = tlx.local_alloc((64, 64), tl.float16, 1)",
+        "v = tlx.local_reinterpret(t[0], tl.float32, [64, 32])",
+    ),
+    "reinterpret, rows as wide as the swizzle": (
+        "t = tlx.local_alloc((64, 64), tl.float16, 1)",
+        "v = tlx.local_reinterpret(t[0], tl.float32, [32, 64])",
+    ),
+    "reinterpret, rows of a narrow swizzle": (
+        "t = tlx.local_alloc((64, 16), tl.float16, 1)",
+        "v = tlx.local_reinterpret(t[0], tl.int8, [128, 16])",
+    ),
+    "reinterpret, rows below a narrow swizzle": (
+        "t = tlx.local_alloc((64, 16), tl.float16, 1)",
+        "v = tlx.local_reinterpret(t[0], tl.int8, [256, 8])",
+    ),
+    "reinterpret, too few rows for a swizzle": (
+        "t = tlx.local_alloc((4, 64), tl.float16, 1)",
+        "v = tlx.local_reinterpret(t[0], tl.int8, [64, 8])",
+    ),
+    "reinterpret, a tile as a vector": (
+        "t = tlx.local_alloc((64, 64), tl.float16, 1)",
+        "v = tlx.local_reinterpret(t[0], tl.float16, [4096])",
+    ),
+    "reinterpret, a vector as a tile": (
+        "t = tlx.local_alloc((64,), tl.float16, 1)",
+        "v = tlx.local_reinterpret(t[0], tl.float32, [4, 8])",
+    ),
+    "reinterpret, a vector as three dimensions": (
+        "t = tlx.local_alloc((64,), tl.float16, 1)",
+        "v = tlx.local_reinterpret(t[0], tl.float32, [1, 4, 8])",
+    ),
+    "reinterpret, three dimensions as two": (
+        "t = tlx.local_alloc((1, 4, 64), tl.float16, 1)",
+        "v = tlx.local_reinterpret(t[0], tl.float16, [4, 64])",
+    ),
+    "reinterpret, two tiles as one": (
+        "t = tlx.local_alloc((64, 64), tl.float16, 2)",
+        "v = tlx.local_reinterpret(t, tl.float16, [128, 64])",
+    ),
+    "reinterpret, two tiles as one of short rows": (
+        "t = tlx.local_alloc((64, 64), tl.float16, 2)",
+        "v = tlx.local_reinterpret(t, tl.float16, [256, 32])",
+    ),
+    "reinterpret, a slice": (
+        "t = tlx.local_alloc((64, 64), tl.float16, 1)",
+        "v = tlx.local_reinterpret(tlx.local_slice(t[0], [0, 0], [32, 64]), tl.float16, [64, 32])",
+    ),
     "reinterpret, shape None": (
         "t = tlx.local_alloc((N, N), tl.float32, 1)",
         "v = tlx.local_reinterpret(t[0], tl.int32, None)",

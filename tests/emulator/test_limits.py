@@ -80,3 +80,81 @@ def _refusal(text):
     with pytest.raises(Exception) as error, emulator.options(arch=100):
         load(text)[(1,)](torch.zeros(4096), torch.zeros(4096), generated.RUN_TIME, N=generated.N)
     return str(error.value)
+
+
+# ---------------------------------------------------------------- code that does not run
+
+BAD = "tl.reshape(i, (8, 4))"
+NOT_RUN = {
+    "a branch": ("if n > 100:", f"    c = {BAD}"),
+    "a branch that stores": ("if n > 100:", f"    tl.store(o + i, {BAD})"),
+    "a loop": ("for k in range(0):", f"    tl.store(o + i, {BAD})"),
+    "a loop that changes a type": ("c = i", "for k in range(0):", "    c = 2.5"),
+    "a while loop": ("k = n", "while k > 100:", f"    tl.store(o + i, {BAD})", "    k -= 1"),
+}
+CHECKED = {
+    "a name": ("if n > 100:", "    tl.store(o, nope)"),
+    "a name in a loop": ("for k in range(0):", "    tl.store(o, nope)"),
+    "a type in a branch": ("c = i", "if n > 100:", "    c = 2.5"),
+}
+
+
+def _plain(lines):
+    return generated.HEAD + "".join(f"    {line}\n" for line in lines)
+
+
+def _compiler_says(texts, arch=90):
+    return compiled(Kernel(t, generated.SIGNATURE, generated.CONSTANTS, arch=arch, stage="ttir") for t in texts)
+
+
+def test_code_that_does_not_run_is_not_checked_further():
+    texts = [_plain(lines) for lines in (*NOT_RUN.values(), *CHECKED.values())]
+    assert all(_compiler_says(texts))
+    assert [bool(emulated(text)[0]) for text in texts] == [False] * len(NOT_RUN) + [True] * len(CHECKED)
+
+
+# ---------------------------------------------------------------- threads
+
+THREADS = {
+    "a block": (("if t < 3:", "    tl.store(o + i, 1.0)"), [1, 1, 1, 0]),
+    "no thread": (("if t > 500:", "    tl.store(o + i, 1.0)"), [0, 0, 0, 0]),
+    "no thread, else": (("if t > 500:", "    tl.store(o + i, 1.0)", "else:", "    tl.store(o + i, 2.0)"), [2, 2, 2, 2]),
+    "else is left out": (("if t < 3:", "    tl.store(o + i, 1.0)", "else:", "    tl.store(o + i, 2.0)"), [1, 1, 1, 0]),
+    "a number is the first thread's": (("if t == 1:", "    tl.store(o, 1.0)"), [0, 0, 0, 0]),
+    "a name changes for all": (("v = 1.0", "if t == 1:", "    v = 2.0", "tl.store(o + i, v)"), [2, 2, 2, 2]),
+    "the first thread's elsewhere": (("tl.store(o + i, t + 1)",), [1, 1, 1, 1]),
+    "a ballot": (("m = tlx.vote_ballot_sync(0xffffffff, t % 32 < 5)", "tl.store(o, m)"), [31, 0, 0, 0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_what_an_if_on_threads_does(name):
+    lines, stored = THREADS[name]
+    with pytest.warns(emulator.errors.EmulatorWarning, match="runs tiles, not threads"):
+        refusal, out, _ = emulated(_plain(("t = tlx.thread_id(0)", *lines)), 90)
+    assert refusal == "" and out[:4].tolist() == stored
+
+
+# ---------------------------------------------------------------- swizzles, 8-bit integers
+
+
+def test_a_reinterpreted_tile_is_in_logical_order():
+    lines = (
+        "t = tlx.local_alloc((N, N), tl.float32, 1)",
+        "tlx.local_store(t[0], (i[:, None] * N + i[None, :]).to(tl.float32))",
+        "v = tlx.local_load(tlx.local_reinterpret(t[0], tl.float32, [N // 2, 2 * N]))",
+        "j = tl.arange(0, 2 * N)",
+        "tl.store(o + j, tl.max(v, 0))",
+    )
+    refusal, out, _ = emulated(_plain(lines), 90)
+    assert refusal == "" and out.tolist() == [generated.N * (generated.N - 2) + k for k in range(generated.N)]
+
+
+@pytest.mark.parametrize("dtype, refused", [("int8", True), ("uint8", True), ("int16", False), ("int32", False)])
+def test_8_bit_integers_in_tensor_memory(dtype, refused):
+    alloc = f"t = tlx.local_alloc((128, N), tl.{dtype}, 1, tlx.storage_kind.tmem)"
+    store = f"tlx.local_store(t[0], tl.zeros((128, N), tl.{dtype}))"
+    texts = [_plain((alloc, store)), _plain((alloc,))]
+    kernels = [Kernel(t, generated.SIGNATURE, generated.CONSTANTS, arch=100, stage="llir") for t in texts]
+    assert [bool(said) for said in compiled(kernels)] == [refused, False]
+    assert [bool(emulated(text, 100)[0]) for text in texts] == [refused, False]

@@ -76,12 +76,19 @@ def lanes():
 
 
 def diverge(condition):
-    """Begin an `if` on a ThreadScalar: from here to `converge` only the threads for which it holds run. Whether there are any."""
+    """Begin an `if` on a ThreadScalar; return whether any thread takes it.
+
+    From here to `converge` only those threads run. If there are none, `else` runs, with all threads that came here.
+    """
+    task = context.launch.task
     held = condition.threads != 0
+    if task.lanes is not None:
+        held &= task.lanes
+    if not held.any():
+        return False
     if not held.all():
-        before = context.launch.task.lanes
-        context.launch.task.lanes = held if before is None else held & before
-    return bool(held.any())
+        task.lanes = held
+    return True
 
 
 def converge(before):

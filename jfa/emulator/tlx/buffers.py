@@ -735,9 +735,33 @@ def local_reinterpret(src: Any, dtype: Any, shape: Any = LEFT_OUT) -> buffered_t
             "TLX local_reinterpret with reshaping only supports SMEM"
         )
         shape = integers(shape)
+        _check_layout_takes(src, shape)
     buffer = src if src.num == 0 else src.allocation.tile(0)
     stored = dtypes.stored(dtype.name)
     return buffer.cut(("retype", dtype.name, tuple(shape)), lambda v: v.retype(stored, shape), shape, dtype)
+
+
+def _check_layout_takes(src: buffered_tensor, shape: list[int]) -> None:
+    """Refuse a shape that the layout of the tile's allocation has no place for: reinterpreting keeps the layout.
+
+    A transposed or reshaped tile has another layout, and so may one that reuses a buffer: of these nothing is said.
+    """
+    base, least = src.allocation.swizzled_as
+    if base is not src.allocation or any(
+        step[0][0] in ("trans", "reshape") for step in src.path if type(step) is tuple
+    ):
+        return
+    rank = len(base.shape)
+    if len(shape) - rank not in (0, 1):  # one more: an array of tiles
+        raise ValueError(
+            f"local_reinterpret keeps the layout of {base.name}, which has {rank} dimension{'s' * (rank > 1)}; "
+            f"{list(shape)} has {len(shape)}: the compiler aborts"
+        )
+    if shape[-1] < least:
+        raise ValueError(
+            f"local_reinterpret keeps the layout of {base.name}, whose swizzle needs {least} elements in a row; "
+            f"{list(shape)} has {shape[-1]}: the compiler aborts"
+        )
 
 
 # ---------------------------------------------------------------- loads and stores
