@@ -144,6 +144,11 @@ def _first_config(tuner, args, kwargs):
         try:
             configs = tuner.configs if len(tuner.configs) == 1 else tuner.prune_configs(kwargs)
             tuner.best_config = config = configs[0]
+            if twice := sorted(config.kwargs.keys() & kwargs.keys()):
+                raise ValueError(
+                    f"Conflicting meta-parameters: {', '.join(twice)}. Make sure that you don't re-define auto-tuned symbols.\n"
+                    f"  Fix: leave {', '.join(twice)} out of the launch: triton.autotune passes it."
+                )
             options = config.all_kwargs()
             if config.pre_hook is not None:
                 config.pre_hook({**tuner.nargs, **kwargs, **options})

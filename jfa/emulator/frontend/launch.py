@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import operator
 
 import numpy as np
 import torch
@@ -200,6 +201,19 @@ def _three(values):
     return values + (1,) * (3 - len(values))
 
 
+def _checked_grid(grid):
+    """Return the grid as three ints. A GPU's launcher takes no floats."""
+    for extent in grid if isinstance(grid, tuple | list) else (grid,):
+        try:
+            operator.index(extent)
+        except TypeError:
+            raise TypeError(
+                f"the grid {grid} has an extent that is no integer: {extent!r}\n"
+                "  Fix: triton.cdiv(size, BLOCK), or //, in place of /."
+            ) from None
+    return _three(grid)
+
+
 def cluster_of(function, options):
     """Return the cluster's shape that launch options ask for.
 
@@ -227,7 +241,7 @@ def launch(jit, grid, args, kwargs, options):
         name: _kernel_argument(arguments, name, value, parameters[name]) for name, value in bound.arguments.items()
     }
     memory.__init__(arguments.allocations, races=options.races)
-    grid = _three(grid(dict(bound.arguments)) if callable(grid) else grid)
+    grid = _checked_grid(grid(dict(bound.arguments)) if callable(grid) else grid)
     if 0 in grid:
         return None
     run = _execute(emulated(jit), values, grid, launch_options, memory, options)

@@ -147,3 +147,20 @@ def value_as_pointer(x, o, BLOCK: tl.constexpr):
 @mistake
 def store_to_a_value():
     value_as_pointer[(1,)](torch.zeros(64), torch.zeros(64), BLOCK=64)
+
+
+@triton.autotune([triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=["n"])
+@triton.jit
+def tuned(x, o, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(o + offsets, tl.load(x + offsets, mask=offsets < n), mask=offsets < n)
+
+
+@mistake
+def tuned_block_at_the_launch():
+    tuned[(2,)](torch.zeros(100), torch.zeros(100), 100, BLOCK=64)
+
+
+@mistake
+def grid_of_a_division():
+    copy[(128 / 64,)](torch.zeros(128), torch.zeros(128), 128, BLOCK=64)
