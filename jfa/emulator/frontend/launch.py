@@ -11,6 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .. import dtypes
 from ..context import Launch, context, running
+from ..errors import LaunchError
 from ..memory import Allocation, GlobalMemory, TensorMap
 from . import access, extension, support
 from .access import Descriptor
@@ -196,6 +197,9 @@ def parameters_of(jit):
     return {p.name: p for p in params}
 
 
+_MAX_GRID_YZ = 65535  # of every GPU so far; the first axis may have 2^31 - 1
+
+
 def _three(values):
     values = tuple(int(v) for v in (values if isinstance(values, tuple | list) else (values,)))
     return values + (1,) * (3 - len(values))
@@ -211,7 +215,12 @@ def _checked_grid(grid):
                 f"the grid {grid} has an extent that is no integer: {extent!r}\n"
                 "  Fix: triton.cdiv(size, BLOCK), or //, in place of /."
             ) from None
-    return _three(grid)
+    grid = _three(grid)
+    if max(grid[1:]) > _MAX_GRID_YZ:
+        raise LaunchError(
+            f"the grid {grid} has more than {_MAX_GRID_YZ} programs along its second or third axis: put them on the first"
+        )
+    return grid
 
 
 def cluster_of(function, options):

@@ -164,3 +164,8 @@ def tuned_block_at_the_launch():
 @mistake
 def grid_of_a_division():
     copy[(128 / 64,)](torch.zeros(128), torch.zeros(128), 128, BLOCK=64)
+
+
+@mistake
+def grid_too_long_in_its_second_axis():
+    copy[(1, 70000)](torch.zeros(64), torch.zeros(64), 64, BLOCK=64)
