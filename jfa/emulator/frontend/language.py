@@ -104,7 +104,7 @@ def _block_shape(shape):
     values = []
     for extent in shape:
         extent = _unwrap(extent)
-        if not isinstance(extent, int) or isinstance(extent, bool):
+        if not isinstance(extent, int):  # True is 1 to the compiler, too
             kind = f"`{extent}`" if isinstance(extent, tl.tensor) else type(extent).__name__
             raise TypeError(f"Shape element {len(values)} must have type `constexpr[int]`, got {kind}")
         values.append(int(extent))
