@@ -845,6 +845,11 @@ _REGIONS = (
     (*_DEFAULT, "with tlx.async_task(num_warps=4), tlx.async_task(num_warps=4):", "    pass"),
 )  # fmt: skip
 TLX = {
+    "reinterpret, a wider type": (
+        "t = tlx.local_alloc((64, 64), tl.int8, 2)",
+        "v = tlx.local_reinterpret(t[0], tl.int32)",
+        "tlx.local_store(v, tl.full((64, 64), 7, tl.int32))",
+    ),
     "reinterpret, rows cut below the swizzle": (
         "t = tlx.local_alloc((64, 64), tl.float16, 1)",
         "v = tlx.local_reinterpret(t[0], tl.float32, [64, 32])",

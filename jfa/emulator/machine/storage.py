@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import BufferIndexError
 from ..undefined import MARK
 from . import limits
 from .shadow import Shadow
@@ -206,6 +207,8 @@ class View:
             arr = self.arr if self.arr.flags.c_contiguous or self.arr.strides[-1] == self.arr.itemsize else None
             if arr is None:
                 raise ValueError("a tensor-memory view cut across its columns cannot be reinterpreted")
+            if cols * dtype.itemsize > arr.shape[-1] * arr.itemsize:
+                raise self._too_small(rows * cols * dtype.itemsize, arr.size * arr.itemsize)
             arr = arr[..., : cols * dtype.itemsize // arr.itemsize].view(dtype)
             return View(
                 self.storage,
@@ -217,8 +220,14 @@ class View:
         start = int(self.element_offsets().flat[0]) * self.dtype.itemsize
         raw = self.storage.data[start : start + count * dtype.itemsize]
         if raw.nbytes < count * dtype.itemsize:
-            raise ValueError(f"{count} elements of {dtype} do not fit into the {raw.nbytes} bytes of the buffer")
+            raise self._too_small(count * dtype.itemsize, raw.nbytes)
         return View(self.storage, shape, dtype, raw.view(dtype).reshape(shape))
+
+    def _too_small(self, wanted: int, there: int) -> BufferIndexError:
+        return BufferIndexError(
+            f"a view of {wanted} bytes of {self.storage.name}, which has {there} from there on, ends past its buffer",
+            cause="a wider type in the same shape. The compiler takes such a view; on a GPU it shows the next buffer, too.",
+        )
 
     # ------------------------------------------------------------ race detection
     @property

@@ -77,6 +77,22 @@ def _reinterpret(src, out, half_src, half_out, M: tl.constexpr, N: tl.constexpr)
     tl.store(half_out + rows[:, None] * N + cols[None, :], tlx.local_load(narrow))
 
 
+@triton.jit
+def _wider(out, SPACE: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    tile = tlx.local_alloc((M, N), tl.bfloat16, 1, SPACE)
+    view = tlx.local_reinterpret(tile[0], tl.float32)
+    tlx.local_store(view, tl.full((M, N), 1.0, tl.float32))
+
+
+@pytest.mark.parametrize("space", [tlx.storage_kind.smem, tlx.storage_kind.tmem])
+def test_a_view_in_a_wider_type_that_ends_past_its_buffer_is_found_where_it_is_used(space):
+    with pytest.raises(emulator.errors.BufferIndexError, match="ends past its buffer") as found:
+        with emulator.options(arch=100):
+            _wider[(1,)](torch.empty(1), space, 128, 32)
+    assert "a view of 16384 bytes of tile, which has 8192 from there on" in str(found.value)
+    assert "local_store(view" in str(found.value)
+
+
 @pytest.mark.parametrize("rows", [64, 128])
 def test_reinterpretation(rows):
     x, h = torch.randn(rows, 32), torch.randn(rows, 32).half()
