@@ -19,7 +19,10 @@ FIXES = (
         r"must be a power of 2|power of two",
         "extents are powers of 2: round up (triton.next_power_of_2) and mask the rest.",
     ),
-    (r"must be of type tl.constexpr|must have type `constexpr", "annotate the parameter: BLOCK: tl.constexpr."),
+    (
+        r"must be of type tl.constexpr|must have type `constexpr",
+        "annotate the parameter, BLOCK: tl.constexpr, and pass a Python int.",
+    ),
     (r"Cannot access global variable \w+ .*plain Python function", "decorate the function with @triton.jit."),
     (
         r"Cannot access global variable",
@@ -39,6 +42,7 @@ FIXES = (
         "shapes must match or be 1: add an axis, x[:, None] or x[None, :].",
     ),
     (r"__setitem__", "blocks are values: build a new one with tl.where(index == k, new, old)."),
+    (r"'NoneType' object has no attribute", "a name is None in this launch: `if x is not None:` leaves the lines out."),
     (r"has no attribute 'append'", "lists are tuples in kernels: write xs = xs + (value,) in an unrolled loop."),
     (r"must be a tl.constexpr|is a run-time value", "only what is known at compile time can be a tl.constexpr."),
     (r"`other` cannot be provided without `mask`", "pass mask=… as well, or drop other."),

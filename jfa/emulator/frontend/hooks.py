@@ -90,6 +90,8 @@ def _tensors(args, kwargs):
 def _takes(args, kwargs):
     """Return whether a launch belongs to the emulator: CPU tensors, or no GPU at all."""
     devices = {tensor.device.type for tensor in _tensors(args, kwargs)}
+    if "meta" in devices:
+        raise TypeError("a tensor on the meta device holds no numbers: a kernel takes tensors on a CPU or a GPU")
     if devices - {"cpu"}:
         return False
     return bool(devices) or not torch.cuda.is_available()

@@ -54,6 +54,10 @@ class Arguments:
     def pointer(self, value, name, const=False):
         """Return a tensor argument as a pointer value."""
         dtype, tensor = self._dtype(value), getattr(value, "base", value)
+        if isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided:
+            raise TypeError(
+                f"argument `{name}` is a tensor of layout {tensor.layout}: pass its dense parts, as x.values()"
+            )
         if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
             tensor = self._to_host(tensor)
         allocation = self._allocation(tensor, name)
@@ -96,7 +100,7 @@ class Arguments:
 
     def convert(self, value, name, parameter=None):
         """Return any host argument as a kernel value."""
-        if value is None or isinstance(value, str | tl.dtype):
+        if value is None or isinstance(value, tl.dtype):
             return value
         if isinstance(value, tl.constexpr):
             return bind(value)
@@ -112,12 +116,20 @@ class Arguments:
             return self.descriptor(value, name)
         if hasattr(value, "data_ptr"):
             return self.pointer(value, name, bool(parameter is not None and parameter.is_const))
-        if isinstance(value, tuple | list | tl.tuple):
+        if isinstance(value, tuple | tl.tuple):
             return self._tuple(value, name)
         if isinstance(value, np.generic):
             return self.convert(value.item(), name, parameter)
         if isinstance(value, np.ndarray):
             raise TypeError(f"argument `{name}` is a numpy array; pass a tensor: torch.from_numpy({name})")
+        if isinstance(value, list):
+            raise TypeError(
+                f"argument `{name}` is a list, which Triton refuses: pass a tensor, or tuple({name}) of a few numbers"
+            )
+        if isinstance(value, str | bytes | dict | set | complex | torch.dtype | torch.device):
+            raise TypeError(
+                f"argument `{name}` is a {type(value).__name__}: without tl.constexpr a kernel takes tensors, numbers and tuples of them"
+            )
         return value
 
     def _tuple(self, value, name):

@@ -169,3 +169,33 @@ def grid_of_a_division():
 @mistake
 def grid_too_long_in_its_second_axis():
     copy[(1, 70000)](torch.zeros(64), torch.zeros(64), 64, BLOCK=64)
+
+
+@mistake
+def block_size_as_a_float():
+    copy[(1,)](torch.ones(64), torch.zeros(64), 64, BLOCK=128 / 2)
+
+
+@mistake
+def argument_that_is_none():
+    copy[(1,)](None, torch.zeros(64), 64, BLOCK=64)
+
+
+@mistake
+def list_as_an_argument():
+    copy[(1,)]([1.0, 2.0], torch.zeros(64), 2, BLOCK=64)
+
+
+@mistake
+def name_as_an_argument():
+    copy[(1,)]("x", torch.zeros(64), 64, BLOCK=64)
+
+
+@mistake
+def sparse_argument():
+    copy[(1,)](torch.ones(64).to_sparse(), torch.zeros(64), 64, BLOCK=64)
+
+
+@mistake
+def meta_argument():
+    copy[(1,)](torch.ones(64, device="meta"), torch.zeros(64), 64, BLOCK=64)
