@@ -199,3 +199,13 @@ def sparse_argument():
 @mistake
 def meta_argument():
     copy[(1,)](torch.ones(64, device="meta"), torch.zeros(64), 64, BLOCK=64)
+
+
+@mistake
+def number_as_a_grid():
+    copy[2](torch.ones(64), torch.zeros(64), 64, BLOCK=64)
+
+
+@mistake
+def empty_grid():
+    copy[()](torch.ones(64), torch.zeros(64), 64, BLOCK=64)
