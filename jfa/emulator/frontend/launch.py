@@ -128,7 +128,7 @@ class Arguments:
             )
         if isinstance(value, str | bytes | dict | set | complex | torch.dtype | torch.device):
             raise TypeError(
-                f"argument `{name}` is a {type(value).__name__}: without tl.constexpr a kernel takes tensors, numbers and tuples of them"
+                f"argument `{name}` is a {type(value).__name__}: without tl.constexpr it takes tensors, numbers, tuples"
             )
         return value
 
