@@ -190,8 +190,8 @@ def _follow(job: Job, pid: int, read: int, wait: Callable[[bool], int | None], w
                 break  # it has ended, and whatever it wrote before has been read
             else:
                 status = wait(False)
-            if clock.is_up(outcome):
-                outcome.ended = "time"
+            if clock.is_up(outcome):  # which too many files may have taken
+                outcome.ended = "disk" if job.scratch and _is_full(job.scratch) else "time"
                 break
     finally:
         os.close(read)
