@@ -27,7 +27,7 @@ _FRAME = struct.Struct("<Q")
 _MAX_BYTES, _MAX_EVENTS = 2**29, 20_000  # of all messages of a run
 SCRATCH_MB, _SCRATCH_FILES, _SCRATCH_PATH = (
     256,
-    5_000,
+    1_000,
     2_000,
 )  # an answer may leave in its temporary folder; a path's characters
 _WALL_FACTOR = 20  # wall seconds allowed at most for each second of the limit
