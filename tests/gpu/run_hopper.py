@@ -2,7 +2,7 @@
 
     python tests/gpu/run_hopper.py check [--first 0] [--cases 1000] [--seconds 500]
                                                                random problems against fp64, repeatability, the op
-    compute-sanitizer python tests/gpu/run_hopper.py sample --cases 8
+    compute-sanitizer --report-api-errors no python tests/gpu/run_hopper.py sample --cases 8
     python tests/gpu/run_hopper.py record --out FILE           results of small problems, to compare with the emulator's
     python tests/gpu/run_hopper.py time --out FILE             this project's times on the named shapes
     python tests/gpu/run_hopper.py time --peers jfa:portable fa2 fa4 flex cudnn sdpa --out FILE     in their environment
