@@ -25,11 +25,9 @@ from jfa.course.nursery_client import nursery
 
 _FRAME = struct.Struct("<Q")
 _MAX_BYTES, _MAX_EVENTS = 2**29, 20_000  # of all messages of a run
-SCRATCH_MB, _SCRATCH_FILES, _SCRATCH_PATH = (
-    256,
-    1_000,
-    2_000,
-)  # an answer may leave in its temporary folder; a path's characters
+# What an answer may leave in its temporary folder. So few files are made, and found, before its time is up.
+SCRATCH_MB, _SCRATCH_FILES = 256, 1_000
+_SCRATCH_PATH = 2_000  # characters
 _WALL_FACTOR = 20  # wall seconds allowed at most for each second of the limit
 _LOAD_SECONDS = 30  # for a child's own imports (Triton, the emulator) before the answer runs
 
@@ -190,8 +188,8 @@ def _follow(job: Job, pid: int, read: int, wait: Callable[[bool], int | None], w
                 break  # it has ended, and whatever it wrote before has been read
             else:
                 status = wait(False)
-            if clock.is_up(outcome):  # which too many files may have taken
-                outcome.ended = "disk" if job.scratch and _is_full(job.scratch) else "time"
+            if clock.is_up(outcome):
+                outcome.ended = "time"
                 break
     finally:
         os.close(read)

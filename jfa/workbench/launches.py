@@ -37,12 +37,8 @@ BANDS = {
 }
 HEADS = ((4, 4), (4, 1), (3, 3), (8, 8), (16, 4))
 BLOCK = 128  # of block lists
-TILES = (
-    "BLOCK_M",
-    "BLOCK_N",
-    "block_m",
-    "block_n",
-)  # of the portable kernels, smaller on the emulator unless they are asked for
+# Of the portable kernels, block-sparse and others, smaller on the emulator unless they are asked for.
+TILES = ("BLOCK_M", "BLOCK_N", "block_m", "block_n")
 
 
 @dataclass(frozen=True)

@@ -220,8 +220,7 @@ def _three(values):
 def _checked_grid(grid):
     """Return the grid as three ints. A GPU's launcher takes no floats, and no number in place of a tuple."""
     if not isinstance(grid, tuple | list) or not grid:
-        kind, count = (IndexError, "number_of_programs") if isinstance(grid, tuple | list) else (TypeError, grid)
-        raise kind(f"the grid is {grid!r}, not a tuple of one to three numbers\n  Fix: kernel[({count},)](...)")
+        raise TypeError(f"the grid is {grid!r}, not a tuple of one to three numbers\n  Fix: kernel[(programs,)](...)")
     for extent in grid:
         try:
             operator.index(extent)

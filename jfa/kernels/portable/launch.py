@@ -204,7 +204,8 @@ def backward(problem: Problem, dout, dlse, q, k, v, out, lse, needs=(True, True,
 def delta_pass(problem: Problem, dout, dlse, out, delta) -> None:
     """Compute delta of every output row."""
     block = 64
-    variant("delta_kernel", constants(problem), block_m=block).launch(
+    only_what_it_reads = 1, 0, problem.head_dim_v, False, False, ""  # so that a mask does not compile it again
+    variant("delta_kernel", only_what_it_reads, block_m=block).launch(
         problem.device,
         (cdiv(problem.rows_out, block) * problem.num_heads,),
         *(out, dout, dlse, delta),
@@ -310,7 +311,8 @@ def _new_partials(problem: Problem, workers: int, rows: int) -> Tensor:
 
 def _sum_partials(problem: Problem, partial: Tensor, q: Tensor, padded_rows: int, workers: int) -> Tensor:
     dq = empty_like(q)
-    variant("sum_dq_kernel", constants(problem)).launch(
+    only_what_it_reads = problem.group_size, problem.head_dim, 0, False, False, ""
+    variant("sum_dq_kernel", only_what_it_reads).launch(
         problem.device,
         (cdiv(padded_rows * columns(problem.head_dim), SUM_BLOCK.value) * problem.num_kv_heads,),
         *(partial, dq),

@@ -205,11 +205,8 @@ def shared_dq_kernel(
     side = side_of(out, dout, lse_ptr, dlse_ptr, delta_ptr, rows_out)
     k = Operand(k_ptr, k_desc, (k_row, k_head), cfg.head_dim, 1, False)
     v = Operand(v_ptr, v_desc, (v_row, v_head), cfg.head_dim_v, 1, False)
-    q = (
-        Operand(q_ptr, None, (q_row, q_head), cfg.head_dim, G, False)
-        .of(Span(rows_q * 0, rows_q), kv_head)
-        .load(m0, M, True)
-    )
+    queries = Operand(q_ptr, None, (q_row, q_head), cfg.head_dim, G, False)
+    q = queries.of(Span(rows_q * 0, rows_q), kv_head).load(m0, M, True)
     dq = tl.zeros([M, padded(cfg.head_dim)], tl.float32)
     for b in range(worker, batches, workers):
         tile, _ = sequences.tile(b, False)
